@@ -1,0 +1,217 @@
+"""The nouns that every room shares: what is asked for, what is loaded, what comes back.
+
+Values only: frozen, without I/O and without defaults that depend on the machine. They are msgspec
+structs so that the same object is validated at the HTTP edge and travels to the runner as it is.
+Counts are tokens unless a name says otherwise; durations are nanoseconds on the wire (`_ns`), as in
+Ollama's API, and seconds (`_s`) everywhere else.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+# How a stream ends. `load` and `unload` answer a request that had no prompt (Ollama's API).
+DoneReason = Literal["stop", "length", "load", "unload"]
+
+
+class ToolCall(Struct, frozen=True):
+    """A function that the model wants called; `arguments` is a JSON object."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""
+
+
+class Message(Struct, frozen=True):
+    """One turn of a conversation. `role` is lower case; `content` is text, never null."""
+
+    role: str
+    content: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_name: str = ""
+    tool_call_id: str = ""
+
+
+class SamplingParams(Struct, frozen=True):
+    """How one sequence is sampled and when it ends.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 switch a filter
+    off. `repeat_last_n` tokens are looked back at: 0 none, -1 the whole window. `seed` -1 draws
+    one. `num_predict` bounds the completion: -1 and -2 mean until the window is full.
+    Defaults are Ollama's.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.9
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = -1
+    num_predict: int = -1
+    stop: tuple[str, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when every step takes the likeliest token and no penalty moves the logits."""
+        return self.temperature <= 0 and not self.has_penalties
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when earlier tokens of the sequence change the logits."""
+        return self.repeat_last_n != 0 and (
+            self.repeat_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+class LoadOptions(Struct, frozen=True):
+    """What a request or a Modelfile may fix about a loaded model. None leaves the choice to us.
+
+    `num_ctx` tokens per sequence, `num_batch` rows per forward, `num_gpu` layers on GPUs.
+    """
+
+    num_ctx: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    use_mmap: bool | None = None
+    num_thread: int | None = None
+
+
+class LoadSpec(Struct, frozen=True):
+    """Everything that decides what a runner holds: weights, adapters and load options.
+
+    Names that share these share a runner; template, system text and sampling travel with the
+    call instead. `engine` is `fake` for the scripted model of the tests.
+    """
+
+    weights_path: str
+    weights_digest: str
+    n_ctx: int
+    n_parallel: int
+    n_threads: int
+    engine: Literal["llama", "fake"] = "llama"
+    adapter_paths: tuple[str, ...] = ()
+    n_batch: int = 2048
+    n_gpu_layers: int = -1
+    main_gpu: int | None = None
+    use_mmap: bool | None = None
+    kv_cache_type: str = "f16"
+    flash_attention: bool | None = None
+
+    @property
+    def key(self) -> str:
+        """Identity of what is in memory: the weights and what is applied on top of them."""
+        return "+".join((self.weights_digest, *self.adapter_paths))
+
+    def covers(self, wanted: "LoadSpec") -> bool:
+        """True when a runner loaded with this spec can serve `wanted` without loading again.
+
+        A smaller window is a cap on the sequence, not another load.
+        """
+        return (
+            self.key == wanted.key
+            and self.n_ctx >= wanted.n_ctx
+            and (self.n_gpu_layers, self.main_gpu, self.use_mmap, self.n_threads)
+            == (wanted.n_gpu_layers, wanted.main_gpu, wanted.use_mmap, wanted.n_threads)
+        )
+
+
+class ChatPrompt(Struct, frozen=True, tag="chat"):
+    """Turns for the model's template. `context` holds token ids that stand before them."""
+
+    messages: tuple[Message, ...]
+    context: tuple[int, ...] = ()
+
+
+class RawPrompt(Struct, frozen=True, tag="raw"):
+    """Text that reaches the tokenizer as it is, without a template."""
+
+    text: str
+
+
+Prompt = ChatPrompt | RawPrompt
+
+
+class Call(Struct, frozen=True):
+    """One request for text, whatever dialect it came in.
+
+    `prompt` None asks only to load the model, or to unload it when `keep_alive_s` is 0.
+    `options` are checked but not yet merged with the model's own. `keep_alive_s` None leaves the
+    loaded model's value. `system` replaces the model's system text, `template` its Go template.
+    """
+
+    model: str
+    prompt: Prompt | None
+    options: dict[str, Any] = {}
+    keep_alive_s: float | None = None
+    system: str | None = None
+    template: str | None = None
+    capability: Literal["generate", "chat"] = "chat"
+    return_context: bool = False
+
+
+class Usage(Struct, frozen=True):
+    """Tokens and time of one request; `prompt_count` includes the `cached_count` tokens."""
+
+    prompt_count: int = 0
+    cached_count: int = 0
+    completion_count: int = 0
+    load_ns: int = 0
+    prompt_ns: int = 0
+    completion_ns: int = 0
+    total_ns: int = 0
+
+
+class TextDelta(Struct, frozen=True, tag="text"):
+    """A piece of the answer: whole characters, never part of a stop string."""
+
+    text: str
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """The last event of an answer. `context` is prompt and completion as token ids, if asked."""
+
+    reason: DoneReason
+    usage: Usage
+    context: tuple[int, ...] = ()
+
+
+Event = TextDelta | Done
+
+
+class RunnerInfo(Struct, frozen=True):
+    """What a loaded runner really holds.
+
+    `n_ctx` tokens per sequence, `n_slots` sequences at once; sizes are bytes as allocated,
+    `device_bytes` by device name.
+    """
+
+    n_ctx: int
+    n_slots: int
+    n_ctx_train: int
+    n_vocab: int
+    device_bytes: dict[str, int] = {}
+    size_bytes: int = 0
+    size_vram_bytes: int = 0
+
+
+class Resident(Struct, frozen=True):
+    """A model in memory, as `ps` shows it: a copy, never live state.
+
+    `expires_at_s` is unix time, infinite for a model that stays. `n_queued` requests have no slot.
+    """
+
+    key: str
+    model: str
+    state: Literal["loading", "ready", "stopping"]
+    expires_at_s: float
+    n_busy: int = 0
+    n_queued: int = 0
+    info: RunnerInfo | None = None

@@ -1,0 +1,151 @@
+"""The one exception tree of the daemon and its runners.
+
+    LocalrunError
+    ├── BadRequest          a field of the request is wrong; says which
+    ├── Unsupported         the model cannot do what is asked
+    ├── ContextOverflow     the prompt does not fit the window
+    ├── TemplateFailed      the model's chat template refused the conversation
+    ├── TemplateTimeout     the template ran past its limit
+    ├── QueueFull           too many requests wait; says when to come back
+    ├── ShuttingDown        the daemon is going away
+    ├── LoadFailed          the model could not be loaded
+    └── RunnerLost          the runner process died
+
+Classes carry fields; `str()` builds one sentence from them. Nobody decides by reading the text:
+`localrun.http.errors` maps the class to a status, `cli.errors` to an exit code. Errors of the
+store are a tree of their own (`modelstore.errors`), in the same tables.
+Errors cross the process border as (`kind`, `fields`): see `to_fields` and `from_fields`.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# Where a request stood when its runner died; decides whether it may be tried again.
+Phase = Literal["waiting", "rendering", "prefill", "decode"]
+
+
+class LocalrunError(Exception):
+    """Root of the tree. Subclasses are dataclasses and define `__str__`."""
+
+
+@dataclass(eq=False)
+class BadRequest(LocalrunError):
+    """`path` is the JSON path of the field, or empty when the body as a whole is wrong."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}" if self.path else self.problem
+
+
+@dataclass(eq=False)
+class Unsupported(LocalrunError):
+    """`model` lacks `capability` (Ollama's words: generate, chat, tools, insert, …)."""
+
+    model: str
+    capability: str
+
+    def __str__(self) -> str:
+        return f'"{self.model}" does not support {self.capability}'
+
+
+@dataclass(eq=False)
+class ContextOverflow(LocalrunError):
+    """A prompt of `n_tokens` leaves no room for an answer in a window of `n_ctx` tokens."""
+
+    n_tokens: int
+    n_ctx: int
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt has {self.n_tokens} tokens and exceeds the context length of "
+            f"{self.n_ctx}; shorten it or raise num_ctx"
+        )
+
+
+@dataclass(eq=False)
+class TemplateFailed(LocalrunError):
+    """The chat template raised; `problem` is what it said."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"the model's chat template refused this conversation: {self.problem}"
+
+
+@dataclass(eq=False)
+class TemplateTimeout(LocalrunError):
+    """The template was still running after `limit_s` seconds, so its runner was ended."""
+
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"the model's chat template did not finish within {self.limit_s:g} s"
+
+
+@dataclass(eq=False)
+class QueueFull(LocalrunError):
+    """`limit` requests already wait; another attempt is sensible after `retry_after_s`."""
+
+    limit: int
+    retry_after_s: int
+
+    def __str__(self) -> str:
+        # The first sentence, with its two spaces, is Ollama's: programs compare it.
+        return "server busy, please try again.  maximum pending requests exceeded"
+
+
+class ShuttingDown(LocalrunError):
+    """The daemon has been told to stop."""
+
+    def __str__(self) -> str:
+        return "the server is shutting down"
+
+
+@dataclass(eq=False)
+class LoadFailed(LocalrunError):
+    """`problem` says why; `log_tail` holds the engine's last lines, possibly none."""
+
+    problem: str
+    log_tail: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        tail = "; ".join(self.log_tail)
+        return f"the model could not be loaded: {self.problem}" + (f" ({tail})" if tail else "")
+
+
+@dataclass(eq=False)
+class RunnerLost(LocalrunError):
+    """The runner process ended while a request stood in `phase`."""
+
+    phase: Phase
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            "model runner has unexpectedly stopped, this may be due to resource limitations "
+            f"or an internal error: {self.problem}"
+        )
+
+
+def leaves() -> dict[str, type[LocalrunError]]:
+    """Every concrete error by class name."""
+    return {cls.__name__: cls for cls in LocalrunError.__subclasses__()}
+
+
+def to_fields(error: LocalrunError) -> tuple[str, dict[str, Any]]:
+    """(kind, fields) that `from_fields` turns back into an equal error."""
+    fields: dict[str, Any] = {}
+    if dataclasses.is_dataclass(error):
+        fields = {f.name: getattr(error, f.name) for f in dataclasses.fields(error)}
+    return type(error).__name__, fields
+
+
+def from_fields(kind: str, fields: dict[str, Any]) -> LocalrunError:
+    """The error that `to_fields` took apart; an unknown kind becomes `RunnerLost`."""
+    cls = leaves().get(kind)
+    if cls is None:
+        return RunnerLost("decode", f"unknown error `{kind}`")
+    return cls(**fields)

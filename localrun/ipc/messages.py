@@ -1,0 +1,132 @@
+"""What travels between the daemon and a runner, grouped by receiver. MessagePack through msgspec.
+
+The daemon sends one message a frame. The runner sends one `Outbox` a frame: everything that one
+engine step, or one turn of its text thread, has to say about all its requests.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from localrun.core import Done, LoadSpec, Prompt, RunnerInfo, SamplingParams, TextDelta
+
+# ---- read by the runner
+
+
+class Load(Struct, frozen=True, tag="load"):
+    """The first message: what to hold. Answered by `Loaded` or `LoadRefused`."""
+
+    spec: LoadSpec
+
+
+class Template(Struct, frozen=True, tag="template"):
+    """The text of a Go template, sent once per runner and named by `digest` afterwards."""
+
+    digest: str
+    text: str
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    """A request. `n_ctx` caps its window; `template` names a Go template, None the model's own."""
+
+    id: int
+    prompt: Prompt
+    sampling: SamplingParams
+    n_ctx: int
+    template: str | None = None
+    return_context: bool = False
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Nobody waits for the request any more; unknown ids are ignored."""
+
+    id: int
+
+
+ToRunner = Load | Template | Submit | Cancel
+
+# ---- read by the daemon
+
+
+class Progress(Struct, frozen=True, tag="progress"):
+    """A load goes on; `fraction` of the weights is in place."""
+
+    fraction: float
+
+
+class Loaded(Struct, frozen=True, tag="loaded"):
+    """The model is ready."""
+
+    info: RunnerInfo
+
+
+class LoadRefused(Struct, frozen=True, tag="load_refused"):
+    """The model cannot be loaded; the runner ends after this."""
+
+    problem: str
+
+
+class Rendering(Struct, frozen=True, tag="rendering"):
+    """The request's template runs now: its deadline starts."""
+
+    id: int
+
+
+class Waiting(Struct, frozen=True, tag="waiting"):
+    """The request is rendered and tokenized and waits for a slot."""
+
+    id: int
+    n_prompt: int
+
+
+class Admitted(Struct, frozen=True, tag="admitted"):
+    """The request has a slot and is in prefill."""
+
+    id: int
+
+
+class Progressed(Struct, frozen=True, tag="out"):
+    """A piece of the answer, or its end."""
+
+    id: int
+    event: TextDelta | Done
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """The request ends with an error of `localrun.errors` (`from_fields`)."""
+
+    id: int
+    kind: str
+    fields: dict[str, Any]
+
+
+ToDaemon = Progress | Loaded | LoadRefused | Rendering | Waiting | Admitted | Progressed | Failed
+
+
+class Outbox(Struct, frozen=True):
+    """One frame from a runner. `n_running` sequences hold a slot, `n_waiting` do not yet."""
+
+    items: tuple[ToDaemon, ...]
+    n_running: int = 0
+    n_waiting: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_to_runner = msgspec.msgpack.Decoder(ToRunner)
+_to_daemon = msgspec.msgpack.Decoder(Outbox)
+
+
+def encode(message: ToRunner | Outbox) -> bytes:
+    """The payload of one frame."""
+    return _encoder.encode(message)
+
+
+def decode_for_runner(payload: bytes) -> ToRunner:
+    """The daemon's message. Raises msgspec.DecodeError or ValidationError on foreign bytes."""
+    return _to_runner.decode(payload)
+
+
+def decode_for_daemon(payload: bytes) -> Outbox:
+    """The runner's frame. Raises msgspec.DecodeError or ValidationError on foreign bytes."""
+    return _to_daemon.decode(payload)

@@ -1,0 +1,135 @@
+"""The one table of model options: wire name → scope, type, range.
+
+Names, types and defaults are Ollama's; the defaults themselves stand on `SamplingParams` and
+`LoadOptions`, whose fields carry the same names. The daemon checks request bodies and Modelfile
+parameters with it, the CLI uses it for `PARAMETER` lines.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from localrun.core import LoadOptions, SamplingParams
+from localrun.errors import BadRequest
+
+Scope = Literal["load", "request"]
+Kind = Literal["integer", "number", "boolean", "strings"]
+
+# Token counts and seeds are 32-bit in llama.cpp.
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row: `low` and `high` are inclusive and apply to numbers only."""
+
+    name: str
+    scope: Scope
+    kind: Kind
+    low: float = -math.inf
+    high: float = math.inf
+
+
+OPTIONS: dict[str, Option] = {
+    row.name: row
+    for row in (
+        Option("num_ctx", "load", "integer", 1, _INT32_MAX),
+        Option("num_batch", "load", "integer", 1, _INT32_MAX),
+        Option("num_gpu", "load", "integer", -1, _INT32_MAX),
+        Option("main_gpu", "load", "integer", 0, 255),
+        Option("use_mmap", "load", "boolean"),
+        Option("num_thread", "load", "integer", 0, 1024),
+        Option("temperature", "request", "number", 0, math.inf),
+        Option("top_k", "request", "integer", -1, _INT32_MAX),
+        Option("top_p", "request", "number", 0, 1),
+        Option("min_p", "request", "number", 0, 1),
+        Option("typical_p", "request", "number", 0, 1),
+        Option("repeat_last_n", "request", "integer", -1, _INT32_MAX),
+        Option("repeat_penalty", "request", "number", 0, math.inf),
+        Option("presence_penalty", "request", "number", -math.inf, math.inf),
+        Option("frequency_penalty", "request", "number", -math.inf, math.inf),
+        Option("seed", "request", "integer", -(2**63), 2**64 - 1),
+        Option("num_predict", "request", "integer", -2, _INT32_MAX),
+        Option("stop", "request", "strings"),
+    )
+}
+
+
+def check_option(name: str, value: Any, *, path: str) -> Any:
+    """`value` in the type of the option's row.
+
+    Whole numbers may come as floats and are cut (4096.9 → 4096), a lone string is a list of one.
+    Raises BadRequest with `path` when the type or the range is wrong.
+    """
+    option = OPTIONS[name]
+    match option.kind:
+        case "boolean":
+            if isinstance(value, bool):
+                return value
+        case "strings":
+            if isinstance(value, str):
+                return (value,) if value else ()
+            if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+                return tuple(item for item in value if item)
+        case "integer" | "number":
+            if (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+            ):
+                return _in_range(option, value, path)
+    raise BadRequest(path, f'option "{name}" must be of type {_WORDS[option.kind]}')
+
+
+_WORDS = {
+    "integer": "integer",
+    "number": "number",
+    "boolean": "boolean",
+    "strings": "array of strings",
+}
+
+
+def _in_range(option: Option, value: float, path: str) -> float:
+    number = int(value) if option.kind == "integer" else float(value)
+    if not option.low <= number <= option.high:
+        bounds = (
+            f"at least {option.low:g}"
+            if option.high == math.inf
+            else f"from {option.low:g} to {option.high:g}"
+        )
+        raise BadRequest(path, f'option "{option.name}" must be {bounds}, not {value:g}')
+    return number
+
+
+def check_options(
+    raw: Mapping[str, Any], *, path: str = "options"
+) -> tuple[dict[str, Any], list[str]]:
+    """(known options in their types, names that no row knows). Null values are left out.
+
+    Raises BadRequest for the first value of a wrong type or range.
+    """
+    known: dict[str, Any] = {}
+    unknown: list[str] = []
+    for name, value in raw.items():
+        if name not in OPTIONS:
+            unknown.append(name)
+        elif value is not None:
+            known[name] = check_option(name, value, path=f"{path}.{name}")
+    return known, unknown
+
+
+def merge(layers: Iterable[Mapping[str, Any]]) -> tuple[LoadOptions, SamplingParams]:
+    """Checked options, later layers winning, split by scope; fields not given keep the defaults."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged.update(layer)
+    by_scope: dict[Scope, dict[str, Any]] = {"load": {}, "request": {}}
+    for name, value in merged.items():
+        by_scope[OPTIONS[name].scope][name] = value
+    return (
+        msgspec.convert(by_scope["load"], LoadOptions),
+        msgspec.convert(by_scope["request"], SamplingParams),
+    )

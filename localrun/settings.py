@@ -1,0 +1,306 @@
+"""The daemon's and the CLI's settings: one table, one reader of the environment.
+
+A setting is looked up as `LOCALRUN_X`, then as `OLLAMA_X` where Ollama has it, then bare as `X`
+for the few names that users write that way. A value that does not parse stops the start with a
+sentence that names the variable. `SETTINGS` also produces `serve --help` and the README's table.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from localrun.units import parse_duration_s, parse_size_bytes
+
+DEFAULT_PORT = 11434
+
+
+class BadSetting(Exception):
+    """`variable` holds a value that cannot be used; `problem` says why and what would work."""
+
+    def __init__(self, variable: str, problem: str) -> None:
+        super().__init__(variable, problem)
+        self.variable = variable
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.variable}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Values of one process. None means that the program chooses from what it finds."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    models: Path | None = None
+    keep_alive_s: float = 300.0
+    num_parallel: int = 8
+    max_loaded_models: int | None = None
+    max_queue: int = 512
+    context_length: int | None = None
+    kv_cache_type: str = "f16"
+    flash_attention: bool | None = None
+    gpu_overhead_bytes: int = 0
+    load_timeout_s: float = 300.0
+    num_thread: int | None = None
+    origins: tuple[str, ...] = ()
+    log_level: str = "info"
+    insecure: bool = False
+    no_autostart: bool = False
+    no_history: bool = False
+    no_prune: bool = False
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches the daemon; a wildcard becomes loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table: `parse` raises ValueError with a sentence."""
+
+    name: str
+    fields: tuple[str, ...]
+    parse: Callable[[str], Any]
+    default: str
+    help: str
+    ollama: bool = True
+    bare: bool = False
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError(f"`{text}` is not a whole number of at least 1")
+    return int(text)
+
+
+def _auto_count(text: str) -> int | None:
+    return None if text in ("0", "auto") else _count(text)
+
+
+def _switch(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "t": True}
+    words |= {"0": False, "false": False, "no": False, "off": False, "f": False}
+    if text.lower() not in words:
+        raise ValueError(f"`{text}` is neither on nor off; write 1 or 0")
+    return words[text.lower()]
+
+
+def _auto_switch(text: str) -> bool | None:
+    return None if text.lower() == "auto" else _switch(text)
+
+
+def _choice(*values: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in values:
+            raise ValueError(f"`{text}` is not one of {', '.join(values)}")
+        return text.lower()
+
+    return parse
+
+
+def _timeout_s(text: str) -> float:
+    seconds = parse_duration_s(text)
+    return math.inf if seconds == 0 else seconds
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def parse_host(text: str) -> tuple[str, int]:
+    """(host, port) of `host`, `host:port`, `:port`, `[::1]:port` or an http URL.
+
+    Source: Ollama's OLLAMA_HOST; an `http://` URL without a port means port 80 there and here.
+    Raises ValueError with a sentence.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "", text
+    if scheme not in ("", "http"):
+        raise ValueError(f"`{text}` must be host:port or an http:// address")
+    rest = rest.split("/", 1)[0]
+    if rest.count(":") > 1 and not rest.startswith("["):
+        rest = f"[{rest}]"
+    try:
+        parts = urlsplit(f"//{rest}")
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"`{text}` has no port between 0 and 65535; write host:port") from None
+    default_port = 80 if scheme else DEFAULT_PORT
+    host = parts.hostname
+    if host is None:
+        host = "0.0.0.0" if rest.startswith(":") else "127.0.0.1"
+    return host, default_port if port is None else port
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "HOST",
+        ("host", "port"),
+        parse_host,
+        "127.0.0.1:11434",
+        "address the daemon listens on and the CLI connects to",
+    ),
+    Setting("MODELS", ("models",), Path, "user data folder", "folder of the model store"),
+    Setting(
+        "KEEP_ALIVE",
+        ("keep_alive_s",),
+        parse_duration_s,
+        "5m",
+        "how long an idle model stays loaded; -1 for ever, 0 not at all",
+        bare=True,
+    ),
+    Setting(
+        "NUM_PARALLEL",
+        ("num_parallel",),
+        _count,
+        "8",
+        "sequences that one model serves at once",
+        bare=True,
+    ),
+    Setting(
+        "MAX_LOADED_MODELS",
+        ("max_loaded_models",),
+        _auto_count,
+        "3 per GPU, 3 without",
+        "models in memory at once",
+        bare=True,
+    ),
+    Setting(
+        "MAX_QUEUE",
+        ("max_queue",),
+        _count,
+        "512",
+        "requests that may wait for a slot before 503",
+        bare=True,
+    ),
+    Setting(
+        "CONTEXT_LENGTH",
+        ("context_length",),
+        _auto_count,
+        "4096",
+        "tokens of a sequence unless the model or request says otherwise",
+    ),
+    Setting(
+        "KV_CACHE_TYPE",
+        ("kv_cache_type",),
+        _choice("f16", "q8_0", "q4_0"),
+        "f16",
+        "type of the KV cache",
+    ),
+    Setting(
+        "FLASH_ATTENTION",
+        ("flash_attention",),
+        _auto_switch,
+        "auto",
+        "flash attention: 1, 0 or auto",
+    ),
+    Setting(
+        "GPU_OVERHEAD",
+        ("gpu_overhead_bytes",),
+        parse_size_bytes,
+        "0",
+        "bytes to leave free on every GPU",
+    ),
+    Setting(
+        "LOAD_TIMEOUT",
+        ("load_timeout_s",),
+        _timeout_s,
+        "5m",
+        "how long a load may go without progress",
+    ),
+    Setting(
+        "NUM_THREAD",
+        ("num_thread",),
+        _auto_count,
+        "cores available",
+        "CPU threads of a model",
+        ollama=False,
+    ),
+    Setting(
+        "ORIGINS",
+        ("origins",),
+        _list,
+        "",
+        "further browser origins that may call the API, comma separated",
+    ),
+    Setting(
+        "LOG_LEVEL",
+        ("log_level",),
+        _choice("debug", "info", "warning", "error"),
+        "info",
+        "least level of log lines",
+        ollama=False,
+    ),
+    Setting(
+        "INSECURE",
+        ("insecure",),
+        _switch,
+        "0",
+        "listen beyond loopback without an API key",
+        ollama=False,
+    ),
+    Setting(
+        "NO_AUTOSTART",
+        ("no_autostart",),
+        _switch,
+        "0",
+        "the CLI never starts the daemon by itself",
+        ollama=False,
+    ),
+    Setting("NOHISTORY", ("no_history",), _switch, "0", "do not keep the history of the prompt"),
+    Setting("NOPRUNE", ("no_prune",), _switch, "0", "do not remove unreferenced blobs at start"),
+)
+
+
+def from_env(environ: Mapping[str, str]) -> Settings:
+    """Settings of `environ`. Surrounding spaces and quotes are cut, an empty value is unset.
+
+    Raises BadSetting for a value that does not parse and for a `LOCALRUN_` name no row knows.
+    """
+    values: dict[str, Any] = {}
+    for row in SETTINGS:
+        variable, text = _look_up(environ, row)
+        if not text:
+            continue
+        try:
+            parsed = row.parse(text)
+        except ValueError as error:
+            raise BadSetting(variable, str(error)) from None
+        values.update(zip(row.fields, parsed if len(row.fields) > 1 else (parsed,), strict=True))
+    _refuse_unknown(environ)
+    return Settings(**values)
+
+
+def _look_up(environ: Mapping[str, str], row: Setting) -> tuple[str, str]:
+    names = [f"LOCALRUN_{row.name}"]
+    names += [f"OLLAMA_{row.name}"] if row.ollama else []
+    names += [row.name] if row.bare else []
+    for name in names:
+        text = environ.get(name, "").strip().strip("\"'").strip()
+        if text:
+            return name, text
+    return names[0], ""
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    # Names with a further prefix belong to the installer and the tests, not to the daemon.
+    known = {f"LOCALRUN_{row.name}" for row in SETTINGS}
+    for name in environ:
+        if (
+            name.startswith("LOCALRUN_")
+            and not name.startswith(("LOCALRUN_TEST_", "LOCALRUN_INSTALL_"))
+            and name not in known
+        ):
+            raise BadSetting(
+                name, f"there is no such setting; known are {', '.join(sorted(known))}"
+            )
+
+
+assert {name for row in SETTINGS for name in row.fields} == {f.name for f in fields(Settings)}
