@@ -98,7 +98,7 @@ class LoadSpec(Struct, frozen=True):
     n_threads: int
     engine: Literal["llama", "fake"] = "llama"
     adapter_paths: tuple[str, ...] = ()
-    n_batch: int = 2048
+    n_batch: int = 512
     n_gpu_layers: int = -1
     main_gpu: int | None = None
     use_mmap: bool | None = None

@@ -9,6 +9,7 @@
     ├── QueueFull           too many requests wait; says when to come back
     ├── ShuttingDown        the daemon is going away
     ├── LoadFailed          the model could not be loaded
+    ├── EngineFailed        llama.cpp could not evaluate a step
     └── RunnerLost          the runner process died
 
 Classes carry fields; `str()` builds one sentence from them. Nobody decides by reading the text:
@@ -114,6 +115,16 @@ class LoadFailed(LocalrunError):
     def __str__(self) -> str:
         tail = "; ".join(self.log_tail)
         return f"the model could not be loaded: {self.problem}" + (f" ({tail})" if tail else "")
+
+
+@dataclass(eq=False)
+class EngineFailed(LocalrunError):
+    """A forward of the request's rows returned `code` of `llama_decode`."""
+
+    code: int
+
+    def __str__(self) -> str:
+        return f"an error was encountered while running the model: llama_decode gave {self.code}"
 
 
 @dataclass(eq=False)

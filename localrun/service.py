@@ -17,7 +17,7 @@ class Answer(Protocol):
     async def __anext__(self) -> Event: ...
 
     async def aclose(self) -> None:
-        """Ends the request: it is cancelled if it still runs, its lease is given back. Idempotent."""
+        """Ends the request, which is cancelled if it still runs. Idempotent."""
         ...
 
 

@@ -1,0 +1,117 @@
+"""Starts the daemon in the background when a command finds none.
+
+Owns the child's log file and the lock that makes two commands at once end with one daemon. Only
+for a loopback address: what listens for other machines is somebody's deliberate decision.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cli.client import Client
+from cli.errors import CliError, DaemonUnreachable
+from localrun.settings import Settings
+
+START_TIMEOUT_S = 15.0
+_POLL_S = 0.05
+_LOG_LIMIT_BYTES = 10 * 1000 * 1000
+_KEPT_LOGS = 3
+_SHOWN_LOG_LINES = 5
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only this machine reaches. A wildcard is not one."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def state_folder() -> Path:
+    """The user's folder for logs, locks and history; made when missing."""
+    from platformdirs import user_state_path
+
+    folder = user_state_path("localrun", appauthor=False)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def ensure_daemon(
+    settings: Settings, environ: Mapping[str, str], note: Callable[[str], None]
+) -> None:
+    """Returns when a daemon answers at the settings' address, started by us if need be.
+
+    Raises: DaemonUnreachable, with the child's last log lines when it died early.
+    """
+    if settings.no_autostart or not is_loopback(settings.host):
+        raise DaemonUnreachable(settings.url)
+    from filelock import FileLock, Timeout
+
+    folder = state_folder()
+    lock = FileLock(folder / f"start-{settings.port}.lock", timeout=START_TIMEOUT_S + 5)
+    try:
+        with lock:
+            if not answers(settings.url):
+                _start(settings.url, folder / "daemon.log", environ)
+                note(f"started the localrun daemon; its log is {folder / 'daemon.log'}")
+    except Timeout as error:
+        raise DaemonUnreachable(settings.url, "another start of it does not end") from error
+
+
+def answers(url: str) -> bool:
+    """True when something at `url` speaks our API."""
+    client = Client(url, timeout_s=1.0)
+    try:
+        return bool(client.version())
+    except CliError:
+        return False
+    finally:
+        client.close()
+
+
+def daemon_command() -> list[str]:
+    """The command line of the child. `-P`: the current folder must not offer its own `cli`."""
+    return [sys.executable, "-P", "-m", "cli", "serve"]
+
+
+def _start(url: str, log_path: Path, environ: Mapping[str, str]) -> None:
+    rotate(log_path)
+    with log_path.open("ab") as log:
+        child = subprocess.Popen(
+            daemon_command(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(environ),
+            start_new_session=True,
+        )
+        log_start = log.tell()
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not answers(url):
+        if child.poll() is not None:
+            raise DaemonUnreachable(url, _early_end(child.returncode, log_path, log_start))
+        if time.monotonic() > deadline:
+            child.terminate()
+            raise DaemonUnreachable(
+                url, f"it was started but did not answer in {START_TIMEOUT_S:g} s; see {log_path}"
+            )
+        time.sleep(_POLL_S)
+    child.returncode = 0  # it outlives us on purpose: Popen need not warn that it still runs
+
+
+def _early_end(code: int, log_path: Path, log_start: int) -> str:
+    with log_path.open("rb") as log:
+        log.seek(log_start)
+        lines = log.read().decode("utf-8", "replace").split("\n")
+    tail = [line for line in lines if line.strip()][-_SHOWN_LOG_LINES:]
+    return "\n".join([f"it ended with code {code} right after its start", *tail])
+
+
+def rotate(path: Path) -> None:
+    """Moves a log that has grown too large to `.1`, that one to `.2`, and so on."""
+    if not path.exists() or path.stat().st_size <= _LOG_LIMIT_BYTES:
+        return
+    for age in range(_KEPT_LOGS, 0, -1):
+        older = path if age == 1 else path.with_name(f"{path.name}.{age - 1}")
+        if older.exists():
+            os.replace(older, path.with_name(f"{path.name}.{age}"))

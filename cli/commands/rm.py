@@ -1,0 +1,37 @@
+"""`localrun rm`: removes models from the store."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from cli.commands.stop import unload
+from cli.context import Context
+from cli.errors import ApiError
+from cli.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class RmOptions:
+    models: tuple[str, ...]
+
+
+def rm(models: Annotated[list[str], typer.Argument(help="Names of the models.")]) -> Job:
+    """Remove models from this machine."""
+    return partial(run_rm, RmOptions(tuple(models)))
+
+
+def run_rm(options: RmOptions, context: Context) -> int:
+    """Removes in the given order; the first failure ends it, and what was removed stays so."""
+    client = context.connect()
+    for model in options.models:
+        try:
+            unload(client, model)
+        except ApiError as error:
+            # A missing model is for the removal to report; one that stays loaded is no obstacle.
+            if error.status != 404:
+                context.note(f"Warning: `{model}` could not be stopped: {error}")
+        client.delete("/api/delete", {"model": model})
+        context.say(f"deleted '{model}'")
+    return 0

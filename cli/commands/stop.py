@@ -1,0 +1,32 @@
+"""`localrun stop`: takes a model out of memory."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from cli.client import Client
+from cli.context import Context
+from cli.job import Job
+from cli.replies import GenerateLine
+
+
+@dataclass(frozen=True, slots=True)
+class StopOptions:
+    model: str
+
+
+def stop(model: Annotated[str, typer.Argument(help="Name of the model.")]) -> Job:
+    """Take a model out of memory; requests that it is answering end first."""
+    return partial(run_stop, StopOptions(model))
+
+
+def run_stop(options: StopOptions, context: Context) -> int:
+    unload(context.connect(start=False), options.model)
+    return 0
+
+
+def unload(client: Client, model: str) -> None:
+    """Raises: ApiError, with status 404 when there is no such model."""
+    client.post("/api/generate", {"model": model, "keep_alive": 0, "stream": False}, GenerateLine)

@@ -1,0 +1,73 @@
+"""What a command works with: settings, streams, and the way to the daemon.
+
+Owns the decision whether a command may start a daemon. Made once by `cli.main`, and by tests with
+streams of their own. Everything costly happens in methods, so that parsing touches nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TextIO
+
+from cli.client import Client
+from cli.errors import CliError, DaemonUnreachable
+from localrun.settings import Settings, from_env
+
+# What a terminal must never be told by a model: escape sequences and other control characters.
+_UNSAFE = {code: None for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
+
+
+@dataclass
+class Context:
+    """One run of the program. `stdout` carries data only, everything else goes to `stderr`."""
+
+    environ: Mapping[str, str]
+    stdin: TextIO
+    stdout: TextIO
+    stderr: TextIO
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Raises: BadSetting."""
+        return from_env(self.environ)
+
+    def emit(self, text: str) -> None:
+        """Writes to standard output at once, as it is; a terminal gets no control characters."""
+        self.stdout.write(text.translate(_UNSAFE) if self.stdout.isatty() else text)
+        self.stdout.flush()
+
+    def say(self, line: str) -> None:
+        """Writes one line of data."""
+        self.emit(line + "\n")
+
+    def note(self, line: str) -> None:
+        """Writes one line for the person, never data."""
+        self.stderr.write(line.translate(_UNSAFE) + "\n")
+        self.stderr.flush()
+
+    def connect(self, *, start: bool = True) -> Client:
+        """A client whose daemon has just answered; with `start`, a missing one is started.
+
+        Notes on `stderr` when the server is not localrun. Raises: DaemonUnreachable, BadSetting.
+        """
+        client = Client(self.settings.url)
+        try:
+            self._greet(client)
+        except DaemonUnreachable as error:
+            if error.reason or not start:
+                raise
+            from cli.autostart import ensure_daemon
+
+            ensure_daemon(self.settings, self.environ, self.note)
+            self._greet(client)
+        return client
+
+    def _greet(self, client: Client) -> None:
+        try:
+            version = client.version()
+        except DaemonUnreachable:
+            raise
+        except CliError:
+            return  # the command's own request will say what is wrong
+        if not version.localrun:
+            self.note(f"note: {client.url} is not localrun but Ollama {version.version}")

@@ -1,0 +1,115 @@
+"""What a command can fail with, and the exit code of each failure.
+
+Owns the table that scripts rely on:
+
+    0 ok · 1 failed · 2 wrong usage or setting · 3 no daemon · 4 model not found
+    5 a localrun daemon already runs · 6 another program holds the port
+    130 interrupted (Ctrl-C) · 141 whoever read our output went away
+
+`cli.main` is the one place that turns an exception into a message and a code.
+"""
+
+from dataclasses import dataclass
+
+from localrun.errors import BadRequest, LocalrunError
+from localrun.settings import BadSetting
+from modelstore.errors import InvalidName, StoreError
+
+FAILED = 1
+USAGE = 2
+UNREACHABLE = 3
+NOT_FOUND = 4
+ALREADY_RUNNING = 5
+PORT_TAKEN = 6
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class CliError(Exception):
+    """Root of the command line's own failures."""
+
+
+class Usage(CliError):
+    """The command line contradicts itself or names something that is not there."""
+
+
+class Failed(CliError):
+    """The command could not do its work; the text says why."""
+
+
+@dataclass(eq=False)
+class DaemonUnreachable(CliError):
+    """Nothing usable answers at `url`; `reason` is empty when the connection was refused."""
+
+    url: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"no localrun daemon at {self.url}: {self.reason}"
+        return f"no localrun daemon at {self.url}; start one with `localrun serve`"
+
+
+@dataclass(eq=False)
+class ApiError(CliError):
+    """The daemon refused; `message` is its own wording. `status` is 0 in the middle of a stream."""
+
+    status: int
+    message: str
+
+    def __str__(self) -> str:
+        return self.message or f"the daemon answered with HTTP status {self.status}"
+
+
+@dataclass(eq=False)
+class AlreadyRunning(CliError):
+    """`serve` found a daemon of ours on its address; `pid` is None when it is not known."""
+
+    version: str
+    url: str
+    pid: int | None
+
+    def __str__(self) -> str:
+        process = f" (pid {self.pid})" if self.pid is not None else ""
+        return f"localrun {self.version} is already running on {self.url}{process}"
+
+
+@dataclass(eq=False)
+class PortTaken(CliError):
+    """`serve` found something else on its address; `owner` says what, as far as it is known."""
+
+    url: str
+    owner: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.url} is taken by {self.owner}; stop it, or choose another address with "
+            "LOCALRUN_HOST=host:port"
+        )
+
+
+# Looked up along the class's ancestors, so a leaf without a row takes its parent's code.
+EXIT_CODES: dict[type[BaseException], int] = {
+    KeyboardInterrupt: INTERRUPTED,
+    BrokenPipeError: BROKEN_PIPE,
+    BadSetting: USAGE,
+    CliError: FAILED,
+    Usage: USAGE,
+    DaemonUnreachable: UNREACHABLE,
+    AlreadyRunning: ALREADY_RUNNING,
+    PortTaken: PORT_TAKEN,
+    LocalrunError: FAILED,
+    BadRequest: USAGE,
+    StoreError: FAILED,
+    InvalidName: USAGE,
+}
+
+
+def exit_code(error: BaseException) -> int | None:
+    """The code for `error`, or None for a mistake in the program, which deserves its traceback."""
+    if isinstance(error, ApiError) and error.status == 404:
+        return NOT_FOUND
+    for ancestor in type(error).__mro__:
+        if ancestor in EXIT_CODES:
+            return EXIT_CODES[ancestor]
+    return None

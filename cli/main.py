@@ -1,0 +1,121 @@
+"""`localrun`: from the command line to an exit code.
+
+Owns the list of commands and the one place where an exception becomes a message and a code.
+Only the module of the command that was typed is imported, and only what it needs, because `ps` in a
+shell prompt or a script has to be instant: help alone imports them all. Parsing yields a job and
+touches neither disk nor network; running the job does.
+"""
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cli.context import Context
+    from cli.job import Job
+
+# name → (module of cli.commands, function); the order is that of `localrun --help`.
+COMMANDS = {
+    "run": ("run", "run"),
+    "list": ("list", "list_"),
+    "ps": ("ps", "ps"),
+    "show": ("show", "show"),
+    "stop": ("stop", "stop"),
+    "create": ("create", "create"),
+    "rm": ("rm", "rm"),
+    "serve": ("serve", "serve"),
+}
+ALIASES = {"ls": "list", "start": "serve"}
+
+
+def main() -> None:
+    """Entry point of the installed program."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Parses and runs one command line on the process's own streams; the exit code."""
+    from cli.context import Context
+
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # Files and pipes get UTF-8 whatever the locale says; a terminal keeps its own encoding.
+        if not stream.isatty():
+            stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    return run_with(argv, Context(os.environ, sys.stdin, sys.stdout, sys.stderr))
+
+
+def run_with(argv: list[str], context: "Context") -> int:
+    """Parses and runs one command line; every failure that has an exit code ends here."""
+    from cli.errors import exit_code
+
+    try:
+        job = parse(argv)
+        return job if isinstance(job, int) else job(context)
+    except (Exception, KeyboardInterrupt) as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        if isinstance(error, BrokenPipeError):
+            _forget_stdout()
+        elif isinstance(error, Exception):
+            context.note(f"Error: {error}")
+        return code
+
+
+def parse(argv: list[str]) -> "Job | int":
+    """The job that `argv` asks for, or an exit code when help or a version was all it wanted.
+
+    Raises: Usage, and what a command's own checks raise.
+    """
+    words = argv or ["--help"]
+    if words[0] in ("--version", "-v"):
+        from cli.commands.version import run_version
+
+        return run_version
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
+    name = ALIASES.get(words[0], words[0])
+    if name in COMMANDS:
+        return _parse_with([name], f"localrun {words[0]}", words[1:])
+    return _parse_with(list(COMMANDS), "localrun", words)
+
+
+def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int":
+    import typer
+
+    from cli.errors import Usage
+
+    app = typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help="Run GGUF models on this machine.",
+    )
+    for name in names:
+        module_name, function_name = COMMANDS[name]
+        module = import_module(f"cli.commands.{module_name}")
+        epilog = module.settings_help() if hasattr(module, "settings_help") else None
+        app.command(name, epilog=epilog)(getattr(module, function_name))
+    if len(names) > 1:
+        app.callback()(_version_option)
+    command = typer.main.get_command(app)
+    try:
+        parsed: Job | int = command.main(args=words, prog_name=program, standalone_mode=False)
+        return parsed
+    except typer.TyperException as error:
+        problem = error.format_message()
+        raise Usage(f"{problem}\n`{program} --help` shows how it is used") from error
+
+
+def _version_option() -> None:
+    """Run GGUF models on this machine."""
+
+
+def _forget_stdout() -> None:
+    # Python flushes standard output once more at its end; that must not fail a second time.
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return

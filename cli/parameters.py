@@ -1,0 +1,34 @@
+"""Model options as people type them: `temperature 0.2` → a value in the option's type. Pure.
+
+Used by `/set parameter` of the prompt and by PARAMETER lines of a Modelfile; ranges and types stand
+in the daemon's own table (`localrun.options`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from localrun.errors import BadRequest
+from localrun.options import OPTIONS, check_option
+
+_SWITCH = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+
+
+def typed(name: str, words: Sequence[str], *, path: str = "parameter") -> Any:
+    """The checked value of option `name`. Raises: BadRequest, which names option and problem."""
+    if name not in OPTIONS:
+        raise BadRequest("", f"unknown {path} `{name}`; known are {', '.join(sorted(OPTIONS))}")
+    kind = OPTIONS[name].kind
+    text = " ".join(words)
+    value: Any = text
+    try:
+        if kind == "strings":
+            value = list(words)
+        elif kind == "boolean":
+            value = _SWITCH.get(text.lower(), text)
+        elif kind == "integer":
+            value = int(text)
+        else:
+            value = float(text)
+    except ValueError:
+        pass  # stays text, which the table refuses in its own words
+    return check_option(name, value, path="")

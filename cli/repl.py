@@ -1,0 +1,148 @@
+"""The terminal side of the chat prompt: reads lines, carries out what `cli.session` decides.
+
+Owns line editing and its history file (the standard library's readline, where there is one) and
+the meaning of Ctrl-C: during an answer it stops that answer, at the prompt it drops the line.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cli.autostart import state_folder
+from cli.client import Client
+from cli.context import Context
+from cli.errors import CliError, Failed
+from cli.render import stats
+from cli.replies import ChatLine, Shown
+from cli.session import Ask, Leave, Say, Session, Show, Topic
+
+_HISTORY_LINES = 1000
+
+
+@dataclass
+class Repl:
+    """One interactive run of a model; `request` goes into every chat request as it is."""
+
+    context: Context
+    client: Client
+    model: str
+    request: dict[str, Any]
+    session: Session = field(default_factory=Session)
+    read_line: Callable[[str], str] = input
+
+    def loop(self) -> int:
+        """Runs until the person leaves; the exit code."""
+        with _History(enabled=not self.context.settings.no_history):
+            while True:
+                try:
+                    line = self.read_line(self.session.prompt)
+                except KeyboardInterrupt:
+                    self.session.discard()
+                    self.context.say("\nCtrl-D or /bye leaves.")
+                    continue
+                except EOFError:
+                    self.context.say("")
+                    return 0
+                for action in self.session.feed(line):
+                    if isinstance(action, Leave):
+                        return 0
+                    self._carry_out(action)
+
+    def _carry_out(self, action: Ask | Say | Show) -> None:
+        try:
+            match action:
+                case Ask(body):
+                    self._ask(body)
+                case Say(text):
+                    self.context.say(text)
+                case Show(topic, options):
+                    self._show(topic, options)
+        except CliError as error:
+            self.context.note(f"Error: {error}")
+
+    def _ask(self, body: dict[str, Any]) -> None:
+        answer: list[str] = []
+        last: ChatLine | None = None
+        request = {"model": self.model, **self.request, **body}
+        try:
+            with self.client.stream("/api/chat", request, ChatLine) as lines:
+                for last in lines:
+                    answer.append(last.text)
+                    self.context.emit(last.text)
+            if last is None or not last.done:
+                raise Failed("the answer ended before it was complete")
+        except KeyboardInterrupt:
+            if not answer:
+                self.context.say("")
+        finally:
+            text = "".join(answer)
+            self.session.answered(text)
+            if text:
+                self.context.say("" if text.endswith("\n") else "\n")
+        if self.session.verbose and last is not None and last.done:
+            self.context.note(stats(last))
+
+    def _show(self, topic: Topic, options: dict[str, Any]) -> None:
+        from cli.commands.show import overview, single
+
+        shown = self.client.post("/api/show", {"model": self.model}, Shown)
+        text = overview(shown, verbose=False) if topic == "info" else single(shown, topic)
+        if topic == "parameters" and options:
+            text += "set here:\n" + "".join(f"{name} {value}\n" for name, value in options.items())
+        self.context.say(text.rstrip("\n") or f"the model has no {topic}")
+
+
+class _History:
+    """Line editing with a history that outlives the process; does nothing without readline."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._path = ""
+
+    def __enter__(self) -> None:
+        try:
+            import readline
+        except ImportError:
+            return
+        if "libedit" not in (readline.__doc__ or ""):
+            # A pasted text of several lines then is one line here, instead of many questions.
+            readline.parse_and_bind("set enable-bracketed-paste on")
+        if not self._enabled:
+            return
+        path = state_folder() / "history"
+        try:
+            path.touch(mode=0o600)
+            readline.read_history_file(path)
+        except OSError:
+            return
+        readline.set_history_length(_HISTORY_LINES)
+        self._path = str(path)
+
+    def __exit__(self, *_: object) -> None:
+        if not self._path:
+            return
+        import readline
+
+        try:
+            readline.write_history_file(self._path)
+        except OSError:
+            return
+
+
+def load(context: Context, client: Client, model: str, keep_alive: Any) -> None:
+    """Loads the model before the first prompt, so that a wrong name shows at once.
+
+    Raises: ApiError, with status 404 for a model that is not there.
+    """
+    from cli.commands.run import load_model
+
+    waits = context.stderr.isatty()
+    if waits:
+        context.stderr.write(f"loading {model} …")
+        context.stderr.flush()
+    try:
+        load_model(client, model, keep_alive)
+    finally:
+        if waits:
+            context.stderr.write("\r\x1b[K")
+            context.stderr.flush()

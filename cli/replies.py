@@ -1,0 +1,130 @@
+"""What the daemon answers, as far as the command line reads it.
+
+Values only. Unknown fields are ignored and missing ones have defaults, so that a newer or older
+daemon, or another server of the same API, can still be read.
+Source: Ollama's native API; `localrun`, `pid`, `slots` and `queued` are ours.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class Failure(Struct):
+    """The body of every refusal, and the last line of a stream that failed."""
+
+    error: str = ""
+
+
+class Version(Struct):
+    """`version` is the API level that clients of Ollama look at; `localrun` is empty elsewhere."""
+
+    version: str = ""
+    localrun: str = ""
+    pid: int | None = None
+
+
+class ListedModel(Struct):
+    name: str
+    digest: str = ""
+    size: int = 0
+    modified_at: datetime | None = None
+
+
+class Tags(Struct):
+    models: list[ListedModel] = field(default_factory=list)
+
+
+class Slots(Struct):
+    """How many sequences the model is serving, and how many it can serve at once."""
+
+    busy: int = 0
+    total: int = 0
+
+
+class LoadedModel(Struct):
+    """Sizes are bytes; `queued` counts requests without a slot."""
+
+    name: str
+    digest: str = ""
+    size: int = 0
+    size_vram: int = 0
+    context_length: int = 0
+    expires_at: datetime | None = None
+    slots: Slots | None = None
+    queued: int = 0
+
+
+class Loaded(Struct):
+    models: list[LoadedModel] = field(default_factory=list)
+
+
+class Stats(Struct):
+    """Counts are tokens, durations nanoseconds; zero means that the daemon did not say."""
+
+    total_duration: int = 0
+    load_duration: int = 0
+    prompt_eval_count: int = 0
+    prompt_cached_count: int = 0
+    prompt_eval_duration: int = 0
+    eval_count: int = 0
+    eval_duration: int = 0
+
+
+class GenerateLine(Stats):
+    response: str = ""
+    done: bool = False
+    done_reason: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.response
+
+
+class ChatMessage(Struct):
+    content: str = ""
+
+
+class ChatLine(Stats):
+    message: ChatMessage = field(default_factory=ChatMessage)
+    done: bool = False
+    done_reason: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.message.content
+
+
+class Progress(Struct):
+    """One line of a long task; `total` and `completed` are bytes."""
+
+    status: str = ""
+    digest: str = ""
+    total: int = 0
+    completed: int = 0
+
+
+class Details(Struct):
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class Tensor(Struct):
+    name: str
+    type: str = ""
+    shape: list[int] = field(default_factory=list)
+
+
+class Shown(Struct):
+    """The answer of `/api/show`; `model_info` holds the header of the GGUF file."""
+
+    license: str = ""
+    modelfile: str = ""
+    parameters: str = ""
+    template: str = ""
+    system: str = ""
+    details: Details = field(default_factory=Details)
+    model_info: dict[str, Any] = field(default_factory=dict)
+    tensors: list[Tensor] = field(default_factory=list)
+    capabilities: list[str] = field(default_factory=list)

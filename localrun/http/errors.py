@@ -1,0 +1,134 @@
+"""The one table of errors: exception class → status, OpenAI type, OpenAI code.
+
+Both trees, `localrun.errors` and `modelstore.errors`, have all their leaves here, along the MRO; a
+test enumerates them. An exception that no row covers is a bug: status 500, a traceback in the log,
+and nothing about it in the reply.
+Source: ollama-http.md 6, 7; where the statuses differ the reason stands beside the row.
+"""
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from starlette.responses import Response
+
+from localrun import errors as ours
+from localrun.wire.faults import Fault
+from modelstore import errors as store
+
+Dialect = Literal["native", "openai"]
+
+_log = logging.getLogger(__name__)
+
+
+class TransportError(Exception):
+    """Root of what can be wrong with a request before anybody has understood it."""
+
+
+class BodyTooLarge(TransportError):
+    """A JSON body exceeds `limit_bytes`."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self.limit_bytes = limit_bytes
+
+    def __str__(self) -> str:
+        return f"the request body is larger than {self.limit_bytes >> 20} MiB"
+
+
+class BodyTimeout(TransportError):
+    """No byte of the body arrived for `limit_s` seconds."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(limit_s)
+        self.limit_s = limit_s
+
+    def __str__(self) -> str:
+        return f"the request body stopped arriving for {self.limit_s:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`text` replaces the error's own words; `from_engine` marks words that may hold paths."""
+
+    status: int
+    kind: str = "api_error"
+    code: str | None = None
+    text: str | None = None
+    from_engine: bool = False
+
+
+_BAD = "invalid_request_error"
+
+TABLE: dict[type[Exception], Row] = {
+    ours.BadRequest: Row(400, _BAD),
+    ours.Unsupported: Row(400, _BAD, "unsupported"),
+    ours.ContextOverflow: Row(400, _BAD, "context_length_exceeded"),
+    # Ollama says 500; but it is the conversation that the template does not take.
+    ours.TemplateFailed: Row(400, _BAD, "template_failed", from_engine=True),
+    ours.TemplateTimeout: Row(500, code="template_timeout"),
+    ours.QueueFull: Row(503, code="queue_full"),
+    ours.ShuttingDown: Row(503, code="shutting_down"),
+    ours.LoadFailed: Row(500, code="load_failed", from_engine=True),
+    ours.EngineFailed: Row(500, code="engine_failed"),
+    ours.RunnerLost: Row(500, code="runner_lost", from_engine=True),
+    store.InvalidName: Row(400, _BAD, "invalid_name"),
+    store.InvalidDigest: Row(400, _BAD, "invalid_digest"),
+    store.ModelNotFound: Row(404, "not_found_error", "model_not_found"),
+    store.BlobNotFound: Row(404, "not_found_error", "blob_not_found"),
+    store.DigestMismatch: Row(400, _BAD, "digest_mismatch"),
+    store.CorruptManifest: Row(500, code="corrupt_manifest"),
+    store.InvalidGGUF: Row(400, _BAD, "invalid_gguf"),
+    store.ModelfileSyntax: Row(400, _BAD, "modelfile_syntax"),
+    store.InvalidCreate: Row(400, _BAD),
+    store.UnsupportedFormat: Row(400, _BAD, "unsupported_format"),
+    store.SourceNotAllowed: Row(403, _BAD, "source_not_allowed"),
+    store.ChangedFile: Row(500, code="changed_file"),
+    store.StoreBusy: Row(503, code="store_busy"),
+    store.DiskFull: Row(507, code="disk_full"),
+    # Its own words name the user; those belong in the log.
+    store.StoreNotWritable: Row(
+        500,
+        code="store_not_writable",
+        text="the daemon may not write to its model store; its log says where and why",
+    ),
+    BodyTooLarge: Row(413, _BAD, "body_too_large"),
+    BodyTimeout: Row(408, _BAD, "body_timeout"),
+}
+
+_UNMAPPED = Row(500, code="internal_error", text="internal error")
+# Folders of an absolute path; the file's own name stays.
+_FOLDERS = re.compile(r"(?<![\w.:/-])/(?:[^/\s'\"`]+/)+")
+
+
+def row_of(error: Exception) -> Row | None:
+    """The row of the most specific class, or None."""
+    return next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), None)
+
+
+def fault_of(error: Exception) -> tuple[Row, Fault]:
+    """What the client is told. Logs a traceback for an error that no row covers."""
+    row = row_of(error)
+    if row is None:
+        row = _UNMAPPED
+        _log.error("unexpected error in a request", exc_info=error)
+    elif row.status in (500, 507):
+        _log.warning("%s: %s", type(error).__name__, error)
+    message = str(error) if row.text is None else row.text
+    if row.from_engine:
+        message = _FOLDERS.sub("", message)
+    path = error.path if isinstance(error, ours.BadRequest) else ""
+    return row, Fault(message, row.kind, row.code, path)
+
+
+def error_response(error: Exception, dialect: Dialect) -> Response:
+    """The error as a whole reply, with the headers that tell a client when to come back."""
+    row, fault = fault_of(error)
+    headers = {}
+    if isinstance(error, ours.QueueFull):
+        headers["Retry-After"] = str(error.retry_after_s)
+    elif isinstance(error, ours.ShuttingDown | TransportError):
+        headers["Connection"] = "close"
+    body = fault.native() if dialect == "native" else fault.openai()
+    return Response(body, row.status, headers, media_type="application/json")

@@ -1,0 +1,237 @@
+"""An answer's events as an HTTP response, and the end of the work when its client is gone.
+
+Owns the order on the wire (headers when the answer is open, then one write for whatever is ready,
+then one final object or one error) and the two ways in which a client is lost: it hangs up, or it
+stops reading. Knows the dialects only as `AnswerWriter`; called by the handlers of text.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from localrun.core import Done, TextDelta
+from localrun.http.errors import Dialect, error_response, fault_of
+from localrun.service import Answer
+from localrun.wire.faults import Fault
+
+_log = logging.getLogger(__name__)
+
+# A reader that takes nothing for this long is gone as far as its slot is concerned. Proxies cut
+# idle upstreams after 60 s as well (nginx `send_timeout`), and nobody pauses a chat for longer.
+READER_STALL_S = 60.0
+# What may wait for a slow reader before the answer is no longer asked for more.
+BUFFER_BYTES = 256 << 10
+
+
+class AnswerWriter(Protocol):
+    """One dialect: how the pieces of an answer are written."""
+
+    @property
+    def content_type(self) -> str: ...
+
+    @property
+    def json_type(self) -> str: ...
+
+    def delta(self, text: str) -> bytes: ...
+
+    def final(self, done: Done) -> bytes: ...
+
+    def whole(self, text: str, done: Done) -> bytes: ...
+
+    def failure(self, fault: Fault) -> bytes: ...
+
+
+class ReaderStalled(Exception):
+    """The client has taken nothing for `READER_STALL_S`."""
+
+
+class AnswerBroken(Exception):
+    """An answer ended without its `Done`: a fault of ours, never the client's."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` to its end, or cancels it as soon as the client hangs up.
+
+    The request's body must have been read. Raises what `work` raises.
+    """
+    task = asyncio.ensure_future(work)
+    hangup = asyncio.ensure_future(_hangup(receive))
+    try:
+        await asyncio.wait((task, hangup), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _end(task)
+        await _end(hangup)
+    if not task.cancelled():
+        task.result()
+
+
+async def _hangup(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class Sender:
+    """`send` with a limit on how long the client may leave it unread."""
+
+    def __init__(self, send: Send, stall_s: float) -> None:
+        self._send = send
+        self._stall_s = stall_s
+
+    async def start(self, content_type: str, headers: Mapping[str, str]) -> None:
+        """Sends status 200 and the headers of a stream."""
+        # The last two keep proxies from collecting the stream before they pass it on.
+        fields = {
+            "Content-Type": content_type,
+            **headers,
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
+        await self._bounded(_start_message(fields))
+
+    async def body(self, data: bytes, *, is_last: bool) -> None:
+        """Sends a piece of the body. Raises ReaderStalled."""
+        await self._bounded(
+            {"type": "http.response.body", "body": data, "more_body": not is_last}
+        )
+
+    async def _bounded(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._send(message)
+        except TimeoutError:
+            raise ReaderStalled from None
+
+
+def _start_message(headers: Mapping[str, str]) -> Message:
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": 200, "headers": pairs}
+
+
+class _Outbox:
+    """Bytes on their way to one client; `put` waits while more than the limit lie here."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._data = bytearray()
+        self._is_closed = False
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    async def put(self, data: bytes) -> None:
+        self._data += data
+        self._changed.set()
+        if len(self._data) > self._limit_bytes:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def close(self, data: bytes) -> None:
+        self._data += data
+        self._is_closed = True
+        self._changed.set()
+
+    async def take(self) -> tuple[bytes, bool]:
+        """(everything that is ready, whether it is the last)."""
+        await self._changed.wait()
+        self._changed.clear()
+        data = bytes(self._data)
+        self._data.clear()
+        self._has_room.set()
+        return data, self._is_closed
+
+
+class AnswerResponse:
+    """The reply to one request for text, as an ASGI application.
+
+    `opening` starts the request; whatever it returned is closed here, however this ends.
+    With `stream` unset the whole answer becomes one JSON object.
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[], Awaitable[Answer]],
+        writer: AnswerWriter,
+        dialect: Dialect,
+        *,
+        stream: bool,
+        headers: Mapping[str, str] | None = None,
+        stall_s: float = READER_STALL_S,
+    ) -> None:
+        self._opening = opening
+        self._writer = writer
+        self._dialect = dialect
+        self._stream = stream
+        self._headers = headers or {}
+        self._stall_s = stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._serve(scope, receive, send))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            reply = await self._reply(Sender(send, self._stall_s))
+        except ReaderStalled:
+            _log.warning("a client stopped reading for %g s; its request is ended", self._stall_s)
+            return
+        if reply is not None:
+            await reply(scope, receive, send)
+
+    async def _reply(self, sender: Sender) -> Response | None:
+        """What to send as a whole; None when the answer has been streamed."""
+        try:
+            answer = await self._opening()
+        except Exception as error:  # noqa: BLE001 - the table decides what the client is told
+            return error_response(error, self._dialect)
+        async with contextlib.aclosing(answer):
+            if self._stream:
+                await self._forward(answer, sender)
+                return None
+            try:
+                document = await self._collect(answer)
+            except Exception as error:  # noqa: BLE001 - as above
+                return error_response(error, self._dialect)
+        return Response(document, headers=self._headers, media_type=self._writer.json_type)
+
+    async def _collect(self, answer: Answer) -> bytes:
+        pieces = []
+        async for event in answer:
+            if isinstance(event, TextDelta):
+                pieces.append(event.text)
+            else:
+                return self._writer.whole("".join(pieces), event)
+        raise AnswerBroken
+
+    async def _forward(self, answer: Answer, sender: Sender) -> None:
+        outbox = _Outbox(BUFFER_BYTES)
+        await sender.start(self._writer.content_type, self._headers)
+        reader = asyncio.ensure_future(self._fill(answer, outbox))
+        try:
+            is_last = False
+            while not is_last:
+                data, is_last = await outbox.take()
+                await sender.body(data, is_last=is_last)
+        finally:
+            await _end(reader)
+
+    async def _fill(self, answer: Answer, outbox: _Outbox) -> None:
+        """Writes the events into the outbox; its end is the final object or an error, never both."""
+        try:
+            async for event in answer:
+                if isinstance(event, TextDelta):
+                    await outbox.put(self._writer.delta(event.text))
+                else:
+                    outbox.close(self._writer.final(event))
+                    return
+            raise AnswerBroken
+        except Exception as error:  # noqa: BLE001 - it becomes the last frame of the stream
+            outbox.close(self._writer.failure(fault_of(error)[1]))

@@ -1,0 +1,112 @@
+"""One runner process: spawned with a socket pair, logged, reaped. Knows nothing of requests."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+
+_log = logging.getLogger(__name__)
+
+# Lines of llama.cpp's log that a load error may quote.
+_LOG_TAIL_LINES = 8
+
+# A runner that is told to go closes within a step; a forward of a large model takes seconds.
+_CLOSE_TIMEOUT_S = 5.0
+
+# libgomp's workers spin between forwards; a long spin starves the daemon and the other runners on
+# a machine with few cores. libgomp reads this once, when it is loaded, so it is set at the spawn.
+_SPIN_COUNT = "1000"
+
+
+class RunnerProcess:
+    """A child process and this side of its socket pair. The sole owner of both."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._process = process
+        self._tail: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
+        self._log_task = asyncio.create_task(self._read_log())
+
+    @classmethod
+    async def spawn(cls) -> "RunnerProcess":
+        """Starts `python -m localrun.runner`. Raises OSError when no process can be made."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "localrun.runner",
+                f"--fd={theirs.fileno()}",
+                f"--parent={os.getpid()}",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env={"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ},
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        """The last lines that the child wrote to stderr."""
+        return tuple(self._tail)
+
+    async def _read_log(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        while line := await _read_line(stderr):
+            text = line.decode("utf-8", "replace").rstrip()
+            self._tail.append(text)
+            _log.debug("runner %d: %s", self.pid, text)
+
+    def kill(self) -> None:
+        """Ends the child at once."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Closes the socket, which ends the child, and reaps it. Idempotent."""
+        self.writer.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            self.kill()
+        await self.wait()
+
+    async def wait(self) -> str:
+        """How the child ended, in words, once it has."""
+        code = await self._process.wait()
+        await self._log_task
+        self.writer.close()
+        if code < 0:
+            return f"it was ended by {_signal_name(-code)}"
+        return f"it exited with code {code}"
+
+
+async def _read_line(stream: asyncio.StreamReader) -> bytes:
+    try:
+        return await stream.readline()
+    except ValueError:  # a line above the stream's limit: what was read of it is dropped
+        return b"(a line too long to show)"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

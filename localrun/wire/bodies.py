@@ -1,0 +1,155 @@
+"""Request bodies: bytes → validated struct, and the rules that several dialects share.
+
+Owns the translation of msgspec's complaints into `BadRequest`, the message content that may be text
+or parts, `keep_alive`, and the refusal of features that this version does not have yet.
+Knows neither URLs nor statuses. Source: Ollama `api/types.go`, `server/routes.go`.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from localrun.core import Call
+from localrun.errors import BadRequest, Unsupported
+from localrun.options import check_options
+from localrun.units import FOREVER, parse_duration_s
+from localrun.wire.timestamps import LONGEST_S
+
+T = TypeVar("T")
+
+# msgspec has no attribute for the place of an error; it always ends its sentence with it.
+_PLACE = re.compile(r"(?s)(?P<problem>.*) - at `(?:key in )?\$\.?(?P<path>.*)`")
+
+
+class TextRequest(msgspec.Struct, frozen=True):
+    """A request for text in any dialect, checked.
+
+    `stream` is what the client asked for; `ignored` names the fields that have no effect.
+    """
+
+    call: Call
+    stream: bool
+    ignored: tuple[str, ...] = ()
+
+
+class Part(msgspec.Struct):
+    """One part of a message's content. Only text can be used so far."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """The struct in `body`. Raises BadRequest, with the JSON path of the field that is wrong."""
+    if not body.strip():
+        raise BadRequest("", "missing request body")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _located(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise BadRequest("", f"the request body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("", "the request body is nested too deeply") from None
+
+
+def _located(sentence: str) -> BadRequest:
+    match = _PLACE.fullmatch(sentence)
+    path, problem = (match["path"], match["problem"]) if match else ("", sentence)
+    return BadRequest(path, problem[:1].lower() + problem[1:])
+
+
+def required_model(model: str | None, path: str = "") -> str:
+    """The name as sent. Raises BadRequest when there is none."""
+    if not model or not model.strip():
+        raise BadRequest(path, "model is required")
+    return model
+
+
+def content_text(content: str | list[Part] | None, path: str, model: str) -> str:
+    """The text of a message; parts are joined in order.
+
+    Raises BadRequest for a part of an unknown type, Unsupported for an image or sound.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(_part_text(part, f"{path}[{i}]", model) for i, part in enumerate(content))
+
+
+_NEEDED = {"image_url": "vision", "image": "vision", "input_audio": "audio"}
+
+
+def _part_text(part: Part, path: str, model: str) -> str:
+    match part.type:
+        case "text" | "input_text" | "output_text":
+            return part.text or ""
+        case "refusal":
+            return part.refusal or ""
+    if part.type in _NEEDED:
+        raise Unsupported(model, _NEEDED[part.type])
+    raise BadRequest(f"{path}.type", f'unknown content part "{part.type[:40]}"; use "text"')
+
+
+def keep_alive_s(value: Any) -> float | None:
+    """Seconds of a `keep_alive` field; None when it is absent, infinite when negative.
+
+    A number is seconds, also inside a string; a string may be a Go duration.
+    Raises BadRequest for anything else.
+    """
+    match value:
+        case None | "":
+            return None
+        case bool():
+            pass
+        case int() | float():
+            # Beyond this, seconds no longer fit the nanoseconds of anybody's clock.
+            return FOREVER if value < 0 or value > LONGEST_S else float(value)
+        case str():
+            try:
+                return parse_duration_s(value)
+            except ValueError as error:
+                raise BadRequest("keep_alive", str(error)) from None
+    raise BadRequest("keep_alive", "must be a number of seconds or a duration such as `5m`")
+
+
+def checked_options(raw: dict[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
+    """(known options, names without effect). Raises BadRequest for a wrong type or range."""
+    return check_options(raw) if raw else ({}, [])
+
+
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def misplaced(body: bytes, names: Collection[str]) -> list[str]:
+    """Those of `names` that stand at the top level of a valid body, where nobody reads them."""
+    return [name for name in _KEYS.decode(body) if name in names]
+
+
+def refuse_images(images: Sequence[Any] | None, model: str) -> None:
+    """Raises Unsupported when there is an image."""
+    if images:
+        raise Unsupported(model, "vision")
+
+
+def refuse_tools(tools: Sequence[Any] | None, model: str) -> None:
+    """Raises Unsupported when there is a tool."""
+    if tools:
+        raise Unsupported(model, "tools")
+
+
+def refuse_logprobs(logprobs: bool | None, top_logprobs: int | None) -> None:
+    """Raises BadRequest when log-probabilities are asked for, or their number is wrong."""
+    if top_logprobs is not None and not 0 <= top_logprobs <= 20:
+        raise BadRequest("top_logprobs", "must be between 0 and 20")
+    if logprobs:
+        raise BadRequest("logprobs", "log-probabilities are not available yet")
+
+
+def no_structure(path: str) -> BadRequest:
+    """The refusal of a JSON or schema request."""
+    return BadRequest(path, "structured output is not available yet; leave it out")

@@ -1,0 +1,32 @@
+"""An error as a client sees it, in both dialects.
+
+Values only. Which error becomes which fault is decided in `localrun.http.errors`.
+Source: ollama-http.md 6 and 7; OpenAI's API reference, "Error object".
+"""
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """`kind` and `code` are OpenAI's words for the class of error; `path` is a JSON path or ""."""
+
+    message: str
+    kind: str = "api_error"
+    code: str | None = None
+    path: str = ""
+
+    def native(self) -> bytes:
+        """Ollama's error object."""
+        return _encode({"error": self.message})
+
+    def openai(self) -> bytes:
+        """OpenAI's error object."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.path or None,
+            "code": self.code,
+        }
+        return _encode({"error": error})

@@ -1,0 +1,297 @@
+"""The content-addressed half of the store: `blobs/sha256-<hex>`.
+
+Owns how bytes become a blob (temporary file, hash while writing, flush, rename), files that are
+used in place, and removal. A blob is visible only after its hash was right. Knows nothing of
+manifests or formats, so it cannot tell which blobs are still needed.
+Source: Ollama's `blobs/` folder; the `.in-place` sidecar is an addition of this project.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import msgspec
+
+from modelstore.digest import CHUNK_BYTES, Digest, HashingWriter, hash_file
+from modelstore.errors import BlobNotFound, ChangedFile, DigestMismatch, DiskFull, InvalidDigest
+from modelstore.files import (
+    commit,
+    create_file,
+    free_bytes,
+    make_folders,
+    open_regular,
+    sync_folder,
+    temp_beside,
+    write_atomically,
+    writing,
+)
+from modelstore.in_place import SIDECAR_SUFFIX, InPlace, as_record, check_link, look
+
+__all__ = ["BlobWriter", "Blobs", "InPlace", "commit"]
+
+# Larger pieces let a copying file system share whole extents; a piece is hashed before the next.
+_COPY_BYTES = 8 << 20
+
+
+class Blobs:
+    """The blobs of one store folder. Safe to share between threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "blobs"
+        self._visible = threading.Lock()  # makes "is it there?" and the rename one step
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def path(self, digest: Digest) -> Path:
+        """Where the blob is, or would be."""
+        return self._folder / digest.file_name
+
+    def exists(self, digest: Digest) -> bool:
+        """Tells whether the blob can be used; a file in place must be unchanged."""
+        try:
+            self.check_in_place(digest)
+        except ChangedFile:
+            return False
+        return self.path(digest).is_file()
+
+    def size(self, digest: Digest) -> int:
+        """Size in bytes. Raises: BlobNotFound."""
+        try:
+            return self.path(digest).stat().st_size
+        except OSError as error:
+            raise BlobNotFound(digest.text) from error
+
+    def read(self, digest: Digest, *, limit_bytes: int) -> bytes:
+        """The content of a small blob, at most `limit_bytes` of it. Raises: BlobNotFound."""
+        try:
+            with self.path(digest).open("rb") as file:
+                return file.read(limit_bytes)
+        except OSError as error:
+            raise BlobNotFound(digest.text) from error
+
+    def writer(self, expected: Digest | None = None, *, total_bytes: int = 0) -> BlobWriter:
+        """A writer for one new blob; `total_bytes` (0 = unknown) is checked against the disk.
+
+        Raises: DiskFull, StoreNotWritable.
+        """
+        with writing(self._folder, total_bytes):
+            make_folders(self._folder)
+        return BlobWriter(self, expected, total_bytes)
+
+    def ingest(self, chunks: Iterable[bytes], expected: Digest | None) -> tuple[Digest, bool]:
+        """Stores a stream; the flag says whether the blob is new.
+
+        When `expected` is already stored the chunks are still consumed, for the sake of senders
+        that do not ask first, but neither hashed nor written.
+        Raises: DigestMismatch (nothing is kept), DiskFull, StoreNotWritable.
+        """
+        if expected is not None and self._is_stored(expected):
+            for _ in chunks:
+                pass
+            self._touch(expected)
+            return expected, False
+        with self.writer(expected) as writer:
+            for chunk in chunks:
+                writer.write(chunk)
+            return writer.commit()
+
+    def ingest_file(self, path: Path) -> tuple[Digest, bool]:
+        """Copies a regular file. Raises: SourceNotAllowed, DiskFull, StoreNotWritable."""
+        with open_regular(path) as source:
+            size_bytes = os.fstat(source.fileno()).st_size
+            with self.writer(total_bytes=size_bytes) as writer:
+                for _ in writer.copy_from(source):
+                    pass
+                return writer.commit()
+
+    def link_in_place(
+        self,
+        path: Path,
+        digest: Digest | None = None,
+        *,
+        as_hashed: os.stat_result | None = None,
+    ) -> Digest:
+        """Registers a file where it is: a link, and a sidecar that tells when it changes.
+
+        A caller that has hashed the file gives the digest and what `stat` said before. A stored
+        copy of the same content is preferred and kept.
+        Raises: SourceNotAllowed, ChangedFile (it changed while it was read), StoreNotWritable.
+        """
+        path = Path(os.path.abspath(path))
+        before = look(path) if as_hashed is None else as_record(as_hashed, str(path))
+        if digest is None:
+            digest = hash_file(path)
+        if before is None or look(path) != before:
+            raise ChangedFile(path.name, "changed while it was being read")
+        with self._visible, writing(self._folder):
+            make_folders(self._folder)
+            if self._is_stored(digest):
+                return digest
+            # The sidecar comes first: a link without one would be trusted for ever.
+            write_atomically(self._sidecar(digest), msgspec.json.encode(before))
+            link = temp_beside(self.path(digest))
+            link.symlink_to(path)
+            link.replace(self.path(digest))
+            sync_folder(self._folder)
+        return digest
+
+    def check_in_place(self, digest: Digest) -> None:
+        """Returns at once for a stored blob; a file in place is compared with its sidecar.
+
+        Raises: ChangedFile when it vanished or is another file by size, time or inode.
+        """
+        path = self.path(digest)
+        if path.is_symlink():
+            check_link(path, self._sidecar(digest))
+
+    def in_place_source(self, digest: Digest) -> Path | None:
+        """The file that a linked blob points to; None for a stored blob."""
+        path = self.path(digest)
+        return Path(os.readlink(path)) if path.is_symlink() else None
+
+    def delete(self, digest: Digest) -> None:
+        """Removes a blob if it is there; of a file in place only the link goes.
+
+        Raises: StoreNotWritable.
+        """
+        with self._visible, writing(self._folder):
+            self.path(digest).unlink(missing_ok=True)
+            self._sidecar(digest).unlink(missing_ok=True)
+
+    def iterate(self) -> Iterator[Digest]:
+        """Yields every blob; temporary, partial and foreign files are passed over."""
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return
+        for name in names:
+            if name.startswith("sha256-"):
+                with contextlib.suppress(InvalidDigest):
+                    yield Digest.parse(name)
+
+    def _is_stored(self, digest: Digest) -> bool:
+        path = self.path(digest)
+        return path.is_file() and not path.is_symlink()
+
+    def _touch(self, digest: Digest) -> None:
+        # Pruning spares young blobs; one that was just asked for again counts as young.
+        with contextlib.suppress(OSError):
+            os.utime(self.path(digest))
+
+    def _sidecar(self, digest: Digest) -> Path:
+        return self._folder / (digest.file_name + SIDECAR_SUFFIX)
+
+    def _publish(self, temp: Path, digest: Digest) -> bool:
+        """Gives a finished, hashed file its name; False when the blob was there already."""
+        with self._visible:
+            if self._is_stored(digest):
+                self._touch(digest)
+                temp.unlink()
+                return False
+            commit(temp, self.path(digest))  # over a link: stored bytes outlive somebody's file
+            self._sidecar(digest).unlink(missing_ok=True)
+            return True
+
+
+class BlobWriter:
+    """One blob in the making; a context manager that leaves nothing behind unless committed.
+
+    For one thread at a time. `write` and `copy_from` raise DiskFull and StoreNotWritable.
+    """
+
+    def __init__(self, blobs: Blobs, expected: Digest | None, total_bytes: int) -> None:
+        self._blobs = blobs
+        self._expected = expected
+        self._total_bytes = total_bytes
+        self._hash = HashingWriter()
+        self._temp = temp_beside(blobs.folder / "blob")
+        with self._writing():
+            self._file = create_file(self._temp)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._hash.size_bytes
+
+    def write(self, chunk: bytes) -> None:
+        with self._writing():
+            self._file.write(chunk)
+        self._hash.write(chunk)
+
+    def copy_from(self, source: BinaryIO) -> Iterator[int]:
+        """Copies the rest of `source`, yielding the bytes copied so far after each piece.
+
+        The kernel copies where it can, which on some file systems shares the data instead of
+        doubling it; the hash is taken from the copy, so a source that changes does no harm.
+        """
+        yield from self._kernel_copy(source)
+        free = free_bytes(self._blobs.folder)
+        if self._total_bytes - self.size_bytes > free > 0:
+            raise DiskFull(self._total_bytes, free)
+        while chunk := source.read(CHUNK_BYTES):
+            self.write(chunk)
+            yield self.size_bytes
+
+    def commit(self) -> tuple[Digest, bool]:
+        """Publishes the blob; the flag says whether it is new. Raises: DigestMismatch, DiskFull."""
+        digest = self._hash.digest
+        if self._expected is not None and digest != self._expected:
+            self.abort()
+            raise DigestMismatch(self._expected.text, digest.text)
+        with self._writing():
+            self._file.close()
+            return digest, self._blobs._publish(self._temp, digest)
+
+    def abort(self) -> None:
+        """Drops what was written; harmless after `commit`."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._temp.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    def _kernel_copy(self, source: BinaryIO) -> Iterator[int]:
+        if sys.platform != "linux" or self.size_bytes:
+            return
+        with self._writing():
+            fd = self._file.fileno()
+            while True:
+                try:
+                    n_bytes = os.copy_file_range(source.fileno(), fd, _COPY_BYTES)
+                except OSError:
+                    if self.size_bytes == 0:
+                        return  # not between these file systems; the caller copies by hand
+                    raise
+                if n_bytes == 0:
+                    self._file.seek(self.size_bytes)
+                    return
+                self._hash_back(fd, n_bytes)
+                yield self.size_bytes
+
+    def _hash_back(self, fd: int, n_bytes: int) -> None:
+        end = self.size_bytes + n_bytes
+        while self.size_bytes < end:
+            piece = os.pread(fd, min(CHUNK_BYTES, end - self.size_bytes), self.size_bytes)
+            self._hash.write(piece)
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return writing(self._blobs.folder, self._total_bytes or self._hash.size_bytes)

@@ -1,0 +1,222 @@
+"""Making a model: from another model, from uploaded blobs, or from a GGUF file on this disk.
+
+Owns the order of things: everything is read, checked and stored before the manifest makes the
+model visible, so a refusal lists nothing new. Weights are stored as they are, never rewritten.
+Does not know which parameters exist (`check_parameters` is passed in) or how templates work.
+Source: Ollama `POST /api/create`: inheritance, error texts, status lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelstore.digest import Digest
+from modelstore.errors import InvalidCreate
+from modelstore.manifest import (
+    CONFIG_TYPE,
+    LICENSE_TYPE,
+    MESSAGES_TYPE,
+    MODEL_TYPE,
+    PARAMS_TYPE,
+    PROMPT_TYPE,
+    SYSTEM_TYPE,
+    TEMPLATE_TYPE,
+    Layer,
+    Manifest,
+    ModelConfig,
+    encode_config,
+)
+from modelstore.modelfile import ROLES
+from modelstore.names import ModelName
+from modelstore.records import TEXT_LIMIT_BYTES
+from modelstore.sources import (
+    Progress,
+    Weights,
+    check_relative,
+    weights_from_blobs,
+    weights_from_path,
+)
+from modelstore.store import Store
+
+__all__ = ["CreateRequest", "ParameterCheck", "Progress", "create"]
+
+ParameterCheck = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """What to make. One of `from_`, `files` and `path` says what it is made from.
+
+    Texts that are None or empty leave what is inherited. Whether a caller may name files of this
+    machine in `path` is not decided here.
+    """
+
+    name: str | ModelName
+    from_: str | ModelName | None = None
+    files: Mapping[str, Digest] | None = None  # an empty map counts as given, and is refused
+    path: Path | None = None
+    in_place: bool = False
+    template: str | None = None
+    system: str | None = None
+    licenses: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, str], ...] = ()
+    adapters: Mapping[str, Digest] = field(default_factory=dict)
+    renderer: str | None = None
+    parser: str | None = None
+    requires: str | None = None
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The model while it is being put together."""
+
+    config: ModelConfig
+    layers: list[Layer]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    new_digests: set[Digest] = field(default_factory=set)
+
+    def replace_layers(self, media_types: tuple[str, ...], layers: list[Layer]) -> None:
+        kept = [layer for layer in self.layers if layer.media_type not in media_types]
+        self.layers = kept + layers
+
+
+def create(
+    store: Store, request: CreateRequest, *, check_parameters: ParameterCheck
+) -> Iterator[Progress]:
+    """Makes the model, reporting as it goes; nothing happens before the first `next`.
+
+    Whoever stops iterating cancels: no manifest is written then. `check_parameters` returns the
+    parameters to store, or raises an error of its own, which passes through.
+    Raises: InvalidName, InvalidCreate, ModelNotFound, BlobNotFound, InvalidGGUF, UnsupportedFormat,
+    SourceNotAllowed, ChangedFile, DiskFull, StoreBusy, StoreNotWritable.
+    """
+    name = request.name if isinstance(request.name, ModelName) else ModelName.parse(request.name)
+    _check_request(request)
+    parameters = dict(check_parameters(request.parameters)) if request.parameters else {}
+    draft = yield from _start(store, request)
+    if request.adapters:
+        _add(draft, weights_from_blobs(store.blobs, request.adapters, only_adapters=True))
+    _apply_texts(store, draft, request, parameters)
+    config = _stored(store, draft, CONFIG_TYPE, encode_config(_config(draft, request)))
+    for layer in [*draft.layers, config]:
+        verb = "creating new" if layer.digest in draft.new_digests else "using existing"
+        yield Progress(f"{verb} layer {layer.digest.text}")
+    yield Progress("writing manifest")
+    store.write_manifest(name, Manifest(config, tuple(draft.layers)))
+    yield Progress("success")
+
+
+def _check_request(request: CreateRequest) -> None:
+    for file_name in [*(request.files or {}), *request.adapters]:
+        check_relative(file_name)
+    if any(message.get("role") not in ROLES for message in request.messages):
+        raise InvalidCreate(f"the role of a message must be one of {', '.join(ROLES)}")
+    if len(request.adapters) > 1:
+        raise InvalidCreate("only one adapter is currently supported")
+
+
+def _start(store: Store, request: CreateRequest) -> Generator[Progress, None, _Draft]:
+    if request.from_:
+        return _from_model(store, request.from_)
+    if request.path is None and request.files is None:
+        raise InvalidCreate("neither 'from' or 'files' was specified")
+    yield Progress("parsing GGUF")
+    if request.path is not None:
+        weights = yield from weights_from_path(store.blobs, request.path, in_place=request.in_place)
+    else:
+        weights = weights_from_blobs(store.blobs, request.files or {})
+    draft = _Draft(_config_of(weights), [])
+    _add(draft, weights)
+    return draft
+
+
+def _from_model(store: Store, name: str | ModelName) -> _Draft:
+    base = store.resolve(name)
+    layers = [
+        replace(layer, from_=base.name.display()) if layer.media_type == MODEL_TYPE else layer
+        for layer in base.manifest.layers
+    ]
+    return _Draft(base.config, layers, dict(base.parameters))
+
+
+def _add(draft: _Draft, weights: tuple[Weights, ...]) -> None:
+    draft.layers += [item.layer for item in weights]
+    draft.new_digests |= {item.layer.digest for item in weights if item.is_new}
+
+
+def _config_of(weights: tuple[Weights, ...]) -> ModelConfig:
+    header = next(item.header for item in weights if item.header.role == "model")
+    families = dict.fromkeys(
+        item.header.architecture for item in weights if item.header.role != "adapter"
+    )
+    return ModelConfig(
+        model_format="gguf",
+        model_family=header.architecture,
+        model_families=tuple(families),
+        model_type=header.parameter_size,
+        file_type=header.quantization,
+        context_length=header.arch_int("context_length") or 0,
+        embedding_length=header.arch_int("embedding_length") or 0,
+    )
+
+
+def _config(draft: _Draft, request: CreateRequest) -> ModelConfig:
+    return replace(
+        draft.config,
+        renderer=request.renderer or draft.config.renderer,
+        parser=request.parser or draft.config.parser,
+        requires=request.requires or draft.config.requires,
+    )
+
+
+def _apply_texts(
+    store: Store, draft: _Draft, request: CreateRequest, parameters: Mapping[str, Any]
+) -> None:
+    def layer(media_type: str, data: bytes) -> Layer:
+        return _stored(store, draft, media_type, data)
+
+    if request.template:
+        template = layer(TEMPLATE_TYPE, _bytes(request.template))
+        draft.replace_layers((TEMPLATE_TYPE, PROMPT_TYPE), [template])
+    if request.system:
+        draft.replace_layers((SYSTEM_TYPE,), [layer(SYSTEM_TYPE, _bytes(request.system))])
+    if request.messages:
+        plain = [
+            {"role": message["role"], "content": message.get("content", "")}
+            for message in request.messages
+        ]
+        draft.replace_layers((MESSAGES_TYPE,), [layer(MESSAGES_TYPE, _json(plain))])
+    if parameters:
+        merged = draft.parameters | dict(parameters)
+        draft.replace_layers((PARAMS_TYPE,), [layer(PARAMS_TYPE, _json(merged))])
+    known = {item.digest for item in draft.layers if item.media_type == LICENSE_TYPE}
+    for text in filter(None, request.licenses):
+        license_layer = layer(LICENSE_TYPE, _bytes(text))
+        if license_layer.digest not in known:  # a model made again from itself gains no copies
+            known.add(license_layer.digest)
+            draft.layers.append(license_layer)
+
+
+def _stored(store: Store, draft: _Draft, media_type: str, data: bytes) -> Layer:
+    if len(data) > TEXT_LIMIT_BYTES:
+        what = media_type.rpartition(".")[2]
+        raise InvalidCreate(f"the {what} is longer than {TEXT_LIMIT_BYTES >> 20} MiB")
+    digest, is_new = store.blobs.ingest([data], Digest.of(data))
+    if is_new:
+        draft.new_digests.add(digest)
+    return Layer(media_type, digest, len(data))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="replace")  # a lone surrogate from a JSON escape has no UTF-8 form
+
+
+def _json(value: Any) -> bytes:
+    # Sorted, so that equal content has an equal digest whatever order it was given in.
+    return msgspec.json.encode(value, order="sorted")

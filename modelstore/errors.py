@@ -1,0 +1,217 @@
+"""Everything the store can refuse, as one exception tree.
+
+Owns the sentences that a user reads about names, digests, manifests, GGUF files and disks. Knows
+nothing of HTTP: the daemon maps each class to a status. Fields carry the facts; `__str__` makes one
+sentence that names the thing, says what is wrong and, where it is not obvious, what to do. Files
+are named by their base name, since messages travel to clients that have no business with our paths.
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Root of every error that the store raises on purpose."""
+
+
+class InvalidName(StoreError):
+    """A model name breaks the grammar; `problem` says which part and why."""
+
+    def __init__(self, text: str, problem: str) -> None:
+        super().__init__(text, problem)
+        self.text = text
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"invalid model name {_quoted(self.text)}: {self.problem}"
+
+
+class InvalidDigest(StoreError):
+    """A digest is not `sha256:` followed by 64 lower-case hex digits."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return (
+            f"invalid digest format: {_quoted(self.text)} is not `sha256:` and 64 lower-case "
+            "hex digits"
+        )
+
+
+class ModelNotFound(StoreError):
+    """No manifest exists under this name, in any spelling."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"model '{self.name}' not found"
+
+
+class BlobNotFound(StoreError):
+    """A digest that was asked for, or that a manifest names, is not in the store."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(digest)
+        self.digest = digest
+
+    def __str__(self) -> str:
+        return f"blob {self.digest} is not in the store; upload it, or pull the model again"
+
+
+class DigestMismatch(StoreError):
+    """The bytes that arrived are not the bytes that were announced."""
+
+    def __init__(self, expected: str, actual: str) -> None:
+        super().__init__(expected, actual)
+        self.expected = expected
+        self.actual = actual
+
+    def __str__(self) -> str:
+        return f'digest mismatch, expected "{self.expected}", got "{self.actual}"'
+
+
+class CorruptManifest(StoreError):
+    """A manifest, or a small layer that it names, cannot be understood."""
+
+    def __init__(self, path_name: str, problem: str) -> None:
+        super().__init__(path_name, problem)
+        self.path_name = path_name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"manifest of `{self.path_name}` is corrupt: {self.problem}; remove the model, or "
+            "pull or create it again"
+        )
+
+
+class InvalidGGUF(StoreError):
+    """A file is not a GGUF file that the engine could load."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"invalid GGUF: {self.problem}"
+
+
+class IncompleteGGUF(InvalidGGUF):
+    """The file ends before what its header promises; `needed_bytes` is a lower bound."""
+
+    def __init__(self, size_bytes: int, needed_bytes: int) -> None:
+        super().__init__(f"file is incomplete: has {size_bytes} bytes, needs {needed_bytes}")
+        self.args = (size_bytes, needed_bytes)
+        self.size_bytes = size_bytes
+        self.needed_bytes = needed_bytes
+
+
+class ModelfileSyntax(StoreError):
+    """A Modelfile does not follow the grammar; `line` counts from 1."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(line, problem)
+        self.line = line
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"Modelfile line {self.line}: {self.problem}"
+
+
+class InvalidCreate(StoreError):
+    """A request to create a model contradicts itself or lacks something."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+class UnsupportedFormat(StoreError):
+    """The input is valid in itself, but of a kind that the store does not take."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+class SourceNotAllowed(StoreError):
+    """A file may not be used as a source: not a regular file, or not readable."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+class ChangedFile(StoreError):
+    """A file that is used in place is no longer the file that was registered."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name = name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"file `{self.name}`, used in place, {self.problem}; create the model again"
+
+
+class StoreBusy(StoreError):
+    """Another thread or process has held the store's lock for too long."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(waited_s)
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        return (
+            f"the model store is locked by another process (waited {self.waited_s:.0f} s); "
+            "try again when it has finished"
+        )
+
+
+class DiskFull(StoreError):
+    """The store's file system has no room for the file."""
+
+    def __init__(self, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(needed_bytes, free_bytes)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"not enough disk space for the model: needs {self.needed_bytes} bytes, "
+            f"{self.free_bytes} are free"
+        )
+
+
+class StoreNotWritable(StoreError):
+    """The store can be read, but this user may not change it."""
+
+    def __init__(self, folder: str, user: str, problem: str) -> None:
+        super().__init__(folder, user, problem)
+        self.folder = folder
+        self.user = user
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"cannot write to `{self.folder}` of the model store as user {self.user}: "
+            f"{self.problem}"
+        )
+
+
+def _quoted(text: str) -> str:
+    # A hostile name can be megabytes long or hold control characters; neither belongs in a log.
+    shown = text if len(text) <= 80 else text[:77] + "..."
+    return '"' + "".join(c if c.isprintable() else "?" for c in shown) + '"'

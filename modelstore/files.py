@@ -1,0 +1,130 @@
+"""The few file operations on which the store's promises rest.
+
+Owns write-then-rename (`commit`), folder creation that survives a crash, opening of sources that
+could be anything (a device, a pipe), and the translation of the operating system's errors into the
+store's. Knows nothing of blobs, names or formats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import getpass
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from modelstore.errors import DiskFull, SourceNotAllowed, StoreNotWritable
+
+# The leading dot keeps temporary files out of every listing: names and digests never start with it.
+TEMP_PREFIX = ".tmp-"
+
+
+def temp_beside(final: Path) -> Path:
+    """A fresh temporary name in the folder of `final`, so that the rename stays on one disk."""
+    return final.with_name(f"{TEMP_PREFIX}{secrets.token_hex(8)}")
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Opens a new file for reading and writing; 0644 less the umask, as Ollama's blobs have."""
+    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w+b")
+
+
+def commit(temp: Path, final: Path) -> None:
+    """Makes a finished temporary file visible under its final name.
+
+    Data reaches the disk before the name does, and the name before this returns: after a crash the
+    name holds the old content, the new content or nothing, never a part. `temp` and `final` must
+    share a folder. OSError is the caller's to translate (see `writing`).
+    """
+    fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temp, final)
+    sync_folder(final.parent)
+
+
+def write_atomically(final: Path, data: bytes) -> None:
+    """Writes a small file through `commit`; leaves no temporary file behind on failure."""
+    temp = temp_beside(final)
+    try:
+        with create_file(temp) as file:
+            file.write(data)
+        commit(temp, final)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes a folder's entries; file systems that cannot do this are left alone."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folders(folder: Path) -> None:
+    """Creates `folder` and its parents, each flushed into its parent; links are followed."""
+    if folder.is_dir():
+        return
+    make_folders(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file for reading without ever blocking on a pipe or touching a device.
+
+    Raises: SourceNotAllowed, naming the file by its base name.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe that has no writer would otherwise wait for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "the name is not valid"
+        raise SourceNotAllowed(f"cannot read `{path.name}`: {reason}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise SourceNotAllowed(f"`{path.name}` is not a regular file")
+    return open(fd, "rb")
+
+
+@contextlib.contextmanager
+def writing(folder: Path, needed_bytes: int = 0) -> Iterator[None]:
+    """Translates errors of a write below `folder`.
+
+    Raises: DiskFull, StoreNotWritable; other OSErrors pass.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(needed_bytes, free_bytes(folder)) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            problem = (error.strerror or "permission denied").lower()
+            raise StoreNotWritable(folder.name, _user(), problem) from error
+        raise
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write on the disk of `folder`; 0 when unknown."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,87 @@
+"""Which files of a store may go: unneeded blobs and leftovers of writes that never ended.
+
+Owns the decision and the removal for `Store.prune`, which holds the lock and knows what is needed.
+Source: Ollama removes unreferenced and partial blobs that are older than an hour.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from modelstore.blobs import Blobs
+from modelstore.digest import Digest
+from modelstore.files import TEMP_PREFIX
+from modelstore.tree import remove_empty_folders
+
+_PARTIAL: Final = re.compile(r"sha256-[0-9a-f]{64}-partial.*", re.ASCII | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What went, or would go: blobs, other leftovers, and the bytes of both."""
+
+    digests: tuple[Digest, ...] = ()
+    n_leftovers: int = 0
+    freed_bytes: int = 0
+
+
+def prune_files(
+    blobs: Blobs,
+    manifests: Path,
+    needed: Collection[Digest],
+    *,
+    min_age_s: float,
+    is_dry_run: bool = False,
+) -> PruneReport:
+    """Removes what is not `needed` and older than `min_age_s`; OSError passes."""
+    newest = time.time() - min_age_s
+    unneeded = []
+    freed_bytes = 0
+    for digest in sorted(set(blobs.iterate()).difference(needed)):
+        size_bytes = _size_if_older(blobs.path(digest), newest)
+        if size_bytes is not None:
+            unneeded.append(digest)
+            freed_bytes += size_bytes
+    leftovers = []
+    for path in _leftovers(blobs.folder, manifests):
+        size_bytes = _size_if_older(path, newest)
+        if size_bytes is not None:
+            leftovers.append(path)
+            freed_bytes += size_bytes
+    if not is_dry_run:
+        for digest in unneeded:
+            blobs.delete(digest)
+        for path in leftovers:
+            path.unlink(missing_ok=True)
+        _drop_empty_folders(manifests)
+    return PruneReport(tuple(unneeded), len(leftovers), freed_bytes)
+
+
+def _leftovers(blob_folder: Path, manifests: Path) -> Iterator[Path]:
+    # Only names that we or a download give to unfinished files: strangers' files stay.
+    for name in os.listdir(blob_folder):
+        if name.startswith(TEMP_PREFIX) or _PARTIAL.fullmatch(name):
+            yield blob_folder / name
+    for folder, _, names in os.walk(manifests):
+        for name in names:
+            if name.startswith(TEMP_PREFIX):
+                yield Path(folder, name)
+
+
+def _size_if_older(path: Path, newest: float) -> int | None:
+    try:
+        found = path.lstat()  # a link counts for itself: its target is not ours
+    except OSError:
+        return None
+    return found.st_size if found.st_mtime <= newest else None
+
+
+def _drop_empty_folders(manifests: Path) -> None:
+    for folder, _, _ in os.walk(manifests, topdown=False):
+        remove_empty_folders(Path(folder), manifests)

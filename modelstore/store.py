@@ -1,0 +1,297 @@
+"""The store of models in one folder: Ollama's layout, kept consistent.
+
+Owns the manifest tree (`manifests/<host>/<namespace>/<model>/<tag>`), the matching of names without
+regard to case, and the decision which blobs are still needed. Reading takes no lock and survives
+any broken file; changes take the inter-process lock and are written through `commit`.
+Source: Ollama's store layout. A folder without our marker is used, but never pruned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from modelstore.blobs import Blobs
+from modelstore.cache import LruCache
+from modelstore.digest import Digest
+from modelstore.errors import BlobNotFound, CorruptManifest, ModelNotFound, StoreError
+from modelstore.files import make_folders, sync_folder, write_atomically, writing
+from modelstore.locks import StoreLock
+from modelstore.manifest import (
+    MANIFEST_LIMIT_BYTES,
+    Manifest,
+    decode_config,
+    decode_manifest,
+    encode_manifest,
+)
+from modelstore.names import ModelName
+from modelstore.pruning import PruneReport, prune_files
+from modelstore.records import TEXT_LIMIT_BYTES, Listing, Record, build_listing, build_record
+from modelstore.tree import find_manifest, remove_empty_folders, spelling_for_write, walk_manifests
+
+MARKER_NAME: Final = ".localrun-store"
+
+_LISTINGS_KEPT: Final = 4096  # a listing is about 1 KiB
+_RECORDS_KEPT: Final = 64  # a record may hold long licenses
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    manifest: Manifest
+    listing: Listing
+
+
+class Store:
+    """One store folder. Safe to share between threads; several processes may use it at once.
+
+    `.blobs` is the content-addressed half. `.is_ours` tells whether the folder was made by us.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Opens or creates the folder; a store that cannot be written can still be read.
+
+        Raises: StoreNotWritable when the folder does not exist and cannot be made.
+        """
+        self.root = root
+        self.blobs = Blobs(root)
+        self._manifests = root / "manifests"
+        self._lock = StoreLock(root)
+        self._entries: LruCache[_Entry] = LruCache(_LISTINGS_KEPT)
+        self._records: LruCache[Record] = LruCache(_RECORDS_KEPT)
+        self._open()
+
+    @property
+    def is_ours(self) -> bool:
+        return (self.root / MARKER_NAME).is_file()
+
+    def list(self) -> list[Listing]:
+        """Every model that can be read, latest change first.
+
+        Files with illegal names are passed over; a model whose manifest or config is broken is
+        logged and left out.
+        """
+        listings = []
+        for name, path in walk_manifests(self._manifests):
+            try:
+                listings.append(self._entry(name, path).listing)
+            except ModelNotFound:
+                pass  # removed since the walk began
+            except StoreError as error:
+                _log.warning("%s is not listed: %s", name, error)
+        listings.sort(key=lambda listing: (listing.modified_at, listing.name.full()), reverse=True)
+        return listings
+
+    def resolve(self, name: str | ModelName) -> Record:
+        """Everything about one model; its name comes back as it is spelled on disk.
+
+        The large blobs are not looked at: see `check_files`.
+        Raises: InvalidName, ModelNotFound, CorruptManifest, BlobNotFound (a small layer is gone).
+        """
+        found, path = self._find(name)
+        key = self._stamp(found, path)
+        record = self._records.get(key)
+        if record is None:
+            entry = self._entry(found, path)
+            record = build_record(entry.listing, entry.manifest, self.blobs)
+            self._records.put(key, record)
+        return record
+
+    def exists(self, name: str | ModelName) -> bool:
+        """Tells whether a manifest, good or broken, has this name. Raises: InvalidName."""
+        return find_manifest(self._manifests, _parsed(name)) is not None
+
+    def check_files(self, record: Record) -> None:
+        """Checks that the files which the engine will open are there and unchanged.
+
+        Raises: BlobNotFound, ChangedFile.
+        """
+        for digest in record.weight_digests:
+            self.blobs.check_in_place(digest)
+            self.blobs.size(digest)
+
+    def write_manifest(self, name: str | ModelName, manifest: Manifest) -> ModelName:
+        """Makes a model visible; a model of the same name, in any spelling, is replaced.
+
+        Blobs that only the replaced manifest needed are removed. Returns the name as stored.
+        Raises: InvalidName, BlobNotFound (a layer is missing), DiskFull, StoreBusy,
+        StoreNotWritable.
+        """
+        return self._write(_parsed(name), encode_manifest(manifest), manifest.digests)
+
+    def copy(self, source: str | ModelName, destination: str | ModelName) -> ModelName:
+        """Gives a model a second name; blobs are shared, and the manifest is copied as it is.
+
+        Raises: InvalidName, ModelNotFound, CorruptManifest, StoreBusy, StoreNotWritable.
+        """
+        target = _parsed(destination)
+        with self._lock.held():
+            found, path = self._find(source)
+            if spelling_for_write(self._manifests, target) == found:
+                return found
+            data = _read_manifest(found, path)
+            return self._write(target, data, decode_manifest(data, found.display()).digests)
+
+    def delete(self, name: str | ModelName) -> ModelName:
+        """Removes a model, broken or not, and the blobs that no other model needs.
+
+        Returns the name that was removed, as it was spelled on disk.
+        Raises: InvalidName, ModelNotFound, CorruptManifest (a folder in its place is not empty),
+        StoreBusy, StoreNotWritable.
+        """
+        with self._lock.held():
+            found, path = self._find(name)
+            needed_before = self._digests_of(found, path)
+            with writing(self.root):
+                if path.is_dir():
+                    _remove_folder(path, found)
+                else:
+                    path.unlink()
+                sync_folder(path.parent)
+                remove_empty_folders(path.parent, self._manifests)
+            self._release(needed_before)
+        return found
+
+    def prune(self, *, min_age_s: float = 3600.0, is_dry_run: bool = False) -> PruneReport:
+        """Removes blobs that no manifest needs, and leftovers of broken writes.
+
+        Only what is older than `min_age_s` goes: younger files may belong to a model that is being
+        made. Nothing goes from a folder that is not ours, or while a manifest is unreadable.
+        Raises: StoreBusy, StoreNotWritable.
+        """
+        if not self.is_ours:
+            return PruneReport()
+        with self._lock.held():
+            needed = self._needed_digests()
+            if needed is None:
+                return PruneReport()
+            with writing(self.root):
+                return prune_files(
+                    self.blobs, self._manifests, needed, min_age_s=min_age_s, is_dry_run=is_dry_run
+                )
+
+    def _open(self) -> None:
+        is_new = not self.root.exists() or not any(self.root.iterdir())
+        try:
+            with writing(self.root):
+                make_folders(self.root)
+                if is_new:
+                    write_atomically(self.root / MARKER_NAME, b"")
+                make_folders(self._manifests)
+                make_folders(self.blobs.folder)
+        except StoreError:
+            if not self.root.is_dir():
+                raise
+
+    def _write(self, name: ModelName, data: bytes, needed: Iterable[Digest]) -> ModelName:
+        with self._lock.held():
+            for digest in needed:
+                # Under the lock: nobody can remove the blob between this look and the rename.
+                if not self.blobs.path(digest).exists():
+                    raise BlobNotFound(digest.text)
+            stored = spelling_for_write(self._manifests, name)
+            path = self._manifests.joinpath(*stored.parts)
+            needed_before = self._digests_of(stored, path)
+            with writing(self.root, len(data)):
+                if path.is_dir():
+                    _remove_folder(path, stored)
+                make_folders(path.parent)
+                write_atomically(path, data)
+            self._release(needed_before)
+        return stored
+
+    def _find(self, name: str | ModelName) -> tuple[ModelName, Path]:
+        wanted = _parsed(name)
+        found = find_manifest(self._manifests, wanted)
+        if found is None:
+            raise ModelNotFound(wanted.display())
+        return found, self._manifests.joinpath(*found.parts)
+
+    def _entry(self, name: ModelName, path: Path) -> _Entry:
+        key = self._stamp(name, path)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._load(name, path)
+            self._entries.put(key, entry)
+        return entry
+
+    def _load(self, name: ModelName, path: Path) -> _Entry:
+        data = _read_manifest(name, path)
+        manifest = decode_manifest(data, name.display())
+        config_bytes = self.blobs.read(manifest.config.digest, limit_bytes=TEXT_LIMIT_BYTES)
+        config = decode_config(config_bytes, name.display())
+        modified_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        digest = hashlib.sha256(data).hexdigest()
+        listing = build_listing(name, digest, modified_at, (manifest, config, self.blobs))
+        return _Entry(manifest, listing)
+
+    def _stamp(self, name: ModelName, path: Path) -> tuple[str, int, int, int]:
+        try:
+            found = path.stat()
+        except OSError:
+            raise ModelNotFound(name.display()) from None
+        # A rename brings a new inode, so a change within one clock tick is seen too.
+        return (name.full(), found.st_mtime_ns, found.st_size, found.st_ino)
+
+    def _digests_of(self, name: ModelName, path: Path) -> frozenset[Digest]:
+        """What a manifest that is about to go keeps alive; nothing when it cannot be read."""
+        try:
+            return decode_manifest(_read_manifest(name, path), name.display()).digests
+        except StoreError:
+            return frozenset()
+
+    def _needed_digests(self) -> set[Digest] | None:
+        """Every digest that some manifest names; None while one of them is unreadable."""
+        needed: set[Digest] = set()
+        for name, path in walk_manifests(self._manifests):
+            try:
+                needed |= decode_manifest(_read_manifest(name, path), name.display()).digests
+            except ModelNotFound:
+                continue
+            except CorruptManifest as error:
+                _log.warning("no blob is removed while a manifest is unreadable: %s", error)
+                return None
+        return needed
+
+    def _release(self, candidates: frozenset[Digest]) -> None:
+        if not candidates:
+            return
+        needed = self._needed_digests()
+        if needed is None:
+            return
+        for digest in candidates - needed:
+            self.blobs.delete(digest)
+
+
+def _parsed(name: str | ModelName) -> ModelName:
+    return name if isinstance(name, ModelName) else ModelName.parse(name)
+
+
+def _read_manifest(name: ModelName, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CorruptManifest(name.display(), "it is not a regular file")
+            data = file.read(MANIFEST_LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        raise ModelNotFound(name.display()) from None
+    except OSError as error:
+        raise CorruptManifest(name.display(), error.strerror or "it cannot be read") from error
+    if len(data) > MANIFEST_LIMIT_BYTES:
+        raise CorruptManifest(name.display(), f"it exceeds {MANIFEST_LIMIT_BYTES >> 20} MiB")
+    return data
+
+
+def _remove_folder(path: Path, name: ModelName) -> None:
+    try:
+        path.rmdir()
+    except OSError as error:
+        raise CorruptManifest(name.display(), "a folder with files is in its place") from error
