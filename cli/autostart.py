@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cli.client import Client
-from cli.errors import CliError, DaemonUnreachable
+from cli.errors import DaemonUnreachable
 from localrun.settings import Settings
 
 START_TIMEOUT_S = 15.0
@@ -59,12 +59,10 @@ def ensure_daemon(
 
 
 def answers(url: str) -> bool:
-    """True when something at `url` speaks our API."""
+    """True when a daemon of ours is ready at `url`."""
     client = Client(url, timeout_s=1.0)
     try:
-        return bool(client.version())
-    except CliError:
-        return False
+        return client.is_healthy()
     finally:
         client.close()
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cli.errors import ApiError, DaemonUnreachable, Failed
+from cli.errors import ApiError, CliError, DaemonUnreachable, Failed
 from cli.replies import Failure, Version
 from localrun.wire.streams import LineTooLong, NdjsonDecoder
 
@@ -49,6 +49,14 @@ class Client:
 
     def version(self) -> Version:
         return self.get("/api/version", Version)
+
+    def is_healthy(self) -> bool:
+        """True when a daemon of ours answers here, whether or not it wants a key for the rest."""
+        try:
+            self._read(self._send("GET", "/health"))
+        except CliError:
+            return False
+        return True
 
     def get(self, path: str, reply: type[T]) -> T:
         """The answer to GET. Raises: ApiError, DaemonUnreachable, Failed."""

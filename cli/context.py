@@ -5,7 +5,7 @@ streams of their own. Everything costly happens in methods, so that parsing touc
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TextIO
 
@@ -25,6 +25,7 @@ class Context:
     stdin: TextIO
     stdout: TextIO
     stderr: TextIO
+    _clients: list[Client] = field(default_factory=list)
 
     @cached_property
     def settings(self) -> Settings:
@@ -51,6 +52,7 @@ class Context:
         Notes on `stderr` when the server is not localrun. Raises: DaemonUnreachable, BadSetting.
         """
         client = Client(self.settings.url)
+        self._clients.append(client)
         try:
             self._greet(client)
         except DaemonUnreachable as error:
@@ -61,6 +63,11 @@ class Context:
             ensure_daemon(self.settings, self.environ, self.note)
             self._greet(client)
         return client
+
+    def close(self) -> None:
+        """Ends every connection that `connect` made."""
+        for client in self._clients:
+            client.close()
 
     def _greet(self, client: Client) -> None:
         try:

@@ -62,6 +62,8 @@ def run_with(argv: list[str], context: "Context") -> int:
         elif isinstance(error, Exception):
             context.note(f"Error: {error}")
         return code
+    finally:
+        context.close()
 
 
 def parse(argv: list[str]) -> "Job | int":

@@ -6,6 +6,7 @@ parameters with it, the CLI uses it for `PARAMETER` lines.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -61,7 +62,8 @@ OPTIONS: dict[str, Option] = {
 def check_option(name: str, value: Any, *, path: str) -> Any:
     """`value` in the type of the option's row.
 
-    Whole numbers may come as floats and are cut (4096.9 → 4096), a lone string is a list of one.
+    Whole numbers may come as floats and are cut (4096.9 → 4096), numbers may be quoted, a lone
+    string is a list of one.
     Raises BadRequest with `path` when the type or the range is wrong.
     """
     option = OPTIONS[name]
@@ -75,12 +77,9 @@ def check_option(name: str, value: Any, *, path: str) -> Any:
             if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
                 return tuple(item for item in value if item)
         case "integer" | "number":
-            if (
-                isinstance(value, (int, float))
-                and not isinstance(value, bool)
-                and math.isfinite(value)
-            ):
-                return _in_range(option, value, path)
+            number = _number(value)
+            if number is not None:
+                return _in_range(option, number, path)
     raise BadRequest(path, f'option "{name}" must be of type {_WORDS[option.kind]}')
 
 
@@ -90,6 +89,19 @@ _WORDS = {
     "boolean": "boolean",
     "strings": "array of strings",
 }
+
+
+# Settings pages and variables hold text only, so numbers come quoted from many clients.
+_QUOTED_NUMBER = re.compile(r"[-+]?\d{1,20}(?:\.\d+)?", re.ASCII)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str) and _QUOTED_NUMBER.fullmatch(value.strip()):
+        value = float(value) if "." in value else int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    # No option goes beyond 64 bits, and a longer integer may not even have a float.
+    return value if -(2**64) < value < 2**64 else None
 
 
 def _in_range(option: Option, value: float, path: str) -> float:

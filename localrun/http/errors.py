@@ -6,8 +6,10 @@ and nothing about it in the reply.
 Source: ollama-http.md 6, 7; where the statuses differ the reason stands beside the row.
 """
 
+import contextlib
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,3 +134,12 @@ def error_response(error: Exception, dialect: Dialect) -> Response:
         headers["Connection"] = "close"
     body = fault.native() if dialect == "native" else fault.openai()
     return Response(body, row.status, headers, media_type="application/json")
+
+
+@contextlib.contextmanager
+def as_sent(model: str) -> Iterator[None]:
+    """Lets an unknown model be named as the client spelled it, which is what clients compare."""
+    try:
+        yield
+    except store.ModelNotFound as error:
+        raise store.ModelNotFound(model) from error

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localrun.errors import ShuttingDown
-from localrun.http.errors import BodyTimeout, BodyTooLarge, error_response
-from localrun.http.origins import ANY, ORIGIN_HEADERS, PREFLIGHT_HEADERS, Origins
+from localrun.http.errors import BodyTimeout, BodyTooLarge, Dialect, error_response
+from localrun.http.origins import ANY, EXPOSE_HEADERS, PREFLIGHT_HEADERS, Origins
 
 _access = logging.getLogger("localrun.access")
 _log = logging.getLogger(__name__)
@@ -101,10 +101,9 @@ class Guard:
         if self._is_draining():
             return error_response(ShuttingDown(), dialect)
         origin = headers.get("origin")
-        if origin is not None and not self._is_same(origin, headers):
-            if not self._origins.allows(origin):
-                _log.warning("origin %.200r is refused; LOCALRUN_ORIGINS can allow it", origin)
-                return Response(status_code=403)
+        if origin and not self._is_same(origin, headers) and not self._origins.allows(origin):
+            _log.warning("origin %.200r is refused; LOCALRUN_ORIGINS can allow it", origin)
+            return Response(status_code=403)
         if self._checks_host and not self._is_local(headers.getlist("host")):
             _log.warning("host %.200r is refused: not a name of this machine", headers.get("host"))
             return Response(status_code=403)
@@ -121,11 +120,11 @@ class Guard:
 
     def _grant(self, headers: Headers) -> dict[str, str]:
         origin = headers.get("origin")
-        if origin is None or self._is_same(origin, headers):
+        if not origin or self._is_same(origin, headers):
             return {}
         if self._origins.allows_any:
-            return {"Access-Control-Allow-Origin": ANY}
-        return {"Access-Control-Allow-Origin": origin, **ORIGIN_HEADERS}
+            return {"Access-Control-Allow-Origin": ANY, **EXPOSE_HEADERS}
+        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", **EXPOSE_HEADERS}
 
     def _is_local(self, hosts: list[str]) -> bool:
         if len(hosts) > 1:
@@ -141,7 +140,7 @@ class Guard:
         return True
 
 
-def dialect_of(path: str) -> "Dialect":
+def dialect_of(path: str) -> Dialect:
     """Which dialect's errors a path answers with."""
     return "openai" if path.startswith("/v1/") else "native"
 

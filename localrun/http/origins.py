@@ -11,10 +11,9 @@ from localrun.settings import BadSetting
 ANY = "*"
 
 _LOCAL = [
-    pattern
+    rf"{scheme}://{re.escape(host)}(?::\d+)?"
     for scheme in ("http", "https")
     for host in ("localhost", "127.0.0.1", "0.0.0.0")
-    for pattern in (rf"{scheme}://{re.escape(host)}(?::\d+)?",)
 ]
 _SCHEMES = ["app", "file", "tauri", "vscode-webview", "vscode-file"]
 _DEFAULT = _LOCAL + [rf"{scheme}://.*" for scheme in _SCHEMES]
@@ -48,9 +47,7 @@ _ALLOWED_HEADERS = (
     ),
 )
 # What a page may read beside the body.
-_EXPOSED_HEADERS = "Retry-After, X-Localrun-Ignored-Options"
-
-ORIGIN_HEADERS = {"Vary": "Origin", "Access-Control-Expose-Headers": _EXPOSED_HEADERS}
+EXPOSE_HEADERS = {"Access-Control-Expose-Headers": "Retry-After, X-Localrun-Ignored-Options"}
 PREFLIGHT_HEADERS = {
     "Access-Control-Allow-Methods": "GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS",
     "Access-Control-Allow-Headers": ",".join(_ALLOWED_HEADERS),

@@ -100,9 +100,7 @@ class Sender:
 
     async def body(self, data: bytes, *, is_last: bool) -> None:
         """Sends a piece of the body. Raises ReaderStalled."""
-        await self._bounded(
-            {"type": "http.response.body", "body": data, "more_body": not is_last}
-        )
+        await self._bounded({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _bounded(self, message: Message) -> None:
         try:
@@ -224,7 +222,7 @@ class AnswerResponse:
             await _end(reader)
 
     async def _fill(self, answer: Answer, outbox: _Outbox) -> None:
-        """Writes the events into the outbox; its end is the final object or an error, never both."""
+        """Fills the outbox; what closes it is the final object or an error, never both."""
         try:
             async for event in answer:
                 if isinstance(event, TextDelta):

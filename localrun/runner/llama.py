@@ -129,14 +129,14 @@ class LlamaVocab:
 class LlamaSampler:
     """One sequence's sampler chain, in llama.cpp's own order of filters."""
 
-    def __init__(self, ctx: Any, vocab: LlamaVocab, params: SamplingParams, n_ctx: int) -> None:
-        self._ctx = ctx
+    def __init__(self, model: "LlamaModel", params: SamplingParams) -> None:
+        self._model = model
         self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         if params.has_penalties:
-            last_n = params.repeat_last_n if params.repeat_last_n >= 0 else n_ctx
+            last_n = params.repeat_last_n if params.repeat_last_n >= 0 else model.info.n_ctx
             self._add(
                 lib.llama_sampler_init_penalties(
-                    vocab.n_tokens,
+                    model.vocab.n_tokens,
                     last_n,
                     params.repeat_penalty,
                     params.frequency_penalty,
@@ -167,7 +167,7 @@ class LlamaSampler:
 
     def sample(self, row: int) -> int:
         """The token for output `row`; the chain remembers it."""
-        return int(lib.llama_sampler_sample(self._chain, self._ctx, row))
+        return self._model.sample(self._chain, row)
 
     def close(self) -> None:
         """Frees the chain."""
@@ -338,9 +338,18 @@ class LlamaModel:
 
     def greedy(self, row: int) -> int:
         """The likeliest token of output `row` of the last forward."""
+        self._check_row(row)
+        return int(self._logits()[row].argmax())
+
+    def sample(self, chain: Any, row: int) -> int:
+        """What `chain` takes for output `row` of the last forward."""
+        self._check_row(row)
+        # Positive indices count the batch's rows, negative ones its outputs from the end.
+        return int(lib.llama_sampler_sample(chain, self._ctx, row - self._n_outputs))
+
+    def _check_row(self, row: int) -> None:
         if not 0 <= row < self._n_outputs:
             raise ValueError(f"row {row} is not among the {self._n_outputs} outputs")
-        return int(self._logits()[row].argmax())
 
     def _logits(self) -> NDArray[np.float32]:
         """(n_outputs, n_vocab) float32, in llama.cpp's memory, until the next forward."""
@@ -349,7 +358,7 @@ class LlamaModel:
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> LlamaSampler:
         """A chain for one sequence; see `Model.sampler`."""
-        sampler = LlamaSampler(self._ctx, self.vocab, params, self.info.n_ctx)
+        sampler = LlamaSampler(self, params)
         if params.has_penalties:
             last_n = params.repeat_last_n if params.repeat_last_n >= 0 else self.info.n_ctx
             sampler.remember(prompt[-last_n:])

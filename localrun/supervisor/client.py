@@ -148,6 +148,11 @@ class RunnerClient:
         """The runner's process id."""
         return self._process.pid
 
+    @property
+    def is_lost(self) -> bool:
+        """True once the process has ended."""
+        return self._reading.done()
+
     def submit(
         self,
         prompt: Prompt,
@@ -165,7 +170,7 @@ class RunnerClient:
         self._streams[stream.id] = stream
         digest = template.digest if template else None
         message = Submit(stream.id, prompt, sampling, n_ctx, digest, return_context)
-        if self._reading.done():
+        if self.is_lost:
             stream.fail(RunnerLost("waiting", "it had ended before the request reached it"))
         else:
             _send(self._process, message)
@@ -173,7 +178,7 @@ class RunnerClient:
 
     def forget(self, request_id: int) -> None:
         """Cancels the request unless it is over."""
-        if self._streams.pop(request_id, None) and not self._reading.done():
+        if self._streams.pop(request_id, None) and not self.is_lost:
             _send(self._process, Cancel(request_id))
 
     async def wait_lost(self) -> None:

@@ -16,9 +16,13 @@ _LOG_TAIL_LINES = 8
 # A runner that is told to go closes within a step; a forward of a large model takes seconds.
 _CLOSE_TIMEOUT_S = 5.0
 
-# libgomp's workers spin between forwards; a long spin starves the daemon and the other runners on
-# a machine with few cores. libgomp reads this once, when it is loaded, so it is set at the spawn.
-_SPIN_COUNT = "1000"
+_RUNNER_ENVIRONMENT = {
+    # libgomp's workers spin between forwards; a long spin starves the daemon and other runners on
+    # a machine with few cores. libgomp reads this once, when it is loaded: so at the spawn.
+    "GOMP_SPINCOUNT": "1000",
+    # A failed assertion would start a debugger, which takes seconds and buries the assertion.
+    "GGML_NO_BACKTRACE": "1",
+}
 
 
 class RunnerProcess:
@@ -51,7 +55,7 @@ class RunnerProcess:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                env={"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ},
+                env={**_RUNNER_ENVIRONMENT, **os.environ},
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         return cls(process, reader, writer)

@@ -1,0 +1,212 @@
+"""The composition root: settings → store, residency, service → the HTTP application, served.
+
+Also the life of the daemon: a taken port, signals, and a shutdown that finishes what it can.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import platformdirs
+import uvicorn
+
+from localrun.core import LoadSpec
+from localrun.http.routes import build_app
+from localrun.placement.fit import Defaults
+from localrun.placement.machine import n_cpus
+from localrun.residency.owner import Residency
+from localrun.service import InferenceService, ServiceDefaults
+from localrun.settings import Settings
+from localrun.supervisor.client import RunnerClient
+from modelstore.store import Store
+
+_log = logging.getLogger(__name__)
+
+# Running answers get this long after SIGTERM; service managers kill after 10 s or more.
+GRACE_S = 5.0
+
+# After the grace the last frames of the aborted answers still have to leave.
+_FLUSH_S = 2.0
+
+# How often a drain looks whether the last answer has ended.
+_DRAIN_POLL_S = 0.05
+
+# An idle connection of a client's pool; below the usual 90 s of HTTP clients' own limits.
+_KEEP_ALIVE_CONNECTION_S = 75
+
+# 3 per GPU, 3 on a machine without.
+_DEFAULT_MAX_LOADED = 3
+
+
+class AddressInUse(Exception):
+    """`host`:`port` is taken by another process."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"{host}:{port} is in use")
+        self.host = host
+        self.port = port
+
+
+class InsecureAddress(Exception):
+    """The daemon would be open to the network without anybody having asked for that."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"refusing to listen on {host}: every machine that reaches it could use the models; "
+            "set LOCALRUN_INSECURE=1 to allow that, or LOCALRUN_HOST to a loopback address"
+        )
+
+
+def default_models_folder() -> Path:
+    """Where models are kept unless MODELS says otherwise."""
+    return Path(platformdirs.user_data_dir("localrun", appauthor=False)) / "models"
+
+
+class Daemon:
+    """One daemon: its parts, and the order in which they start and end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.store = Store(settings.models or default_models_folder())
+        self.residency: Residency[RunnerClient] = Residency(
+            self._launch,
+            max_loaded=settings.max_loaded_models or _DEFAULT_MAX_LOADED,
+            max_queue=settings.max_queue,
+            keep_alive_s=settings.keep_alive_s,
+        )
+        self.service = InferenceService(
+            self.store,
+            self.residency,
+            ServiceDefaults(
+                Defaults(settings.context_length, settings.num_thread or n_cpus()),
+                settings.num_parallel,
+                settings.kv_cache_type,
+                settings.flash_attention,
+            ),
+        )
+        self.is_draining = False
+
+    async def _launch(self, spec: LoadSpec) -> RunnerClient:
+        return await RunnerClient.launch(spec, stall_timeout_s=self.settings.load_timeout_s)
+
+    @asynccontextmanager
+    async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:
+        """Runs the owner of the loaded models; ends every runner at the end."""
+        if not self.settings.no_prune:
+            await asyncio.to_thread(self.store.prune)
+        owner = asyncio.create_task(self.residency.run(), name="residency")
+        owner.add_done_callback(_report_escape)
+        try:
+            yield
+        finally:
+            await self.residency.close()
+            owner.cancel()
+
+    async def drain(self) -> None:
+        """Refuses new requests, lets running answers end, and aborts those that do not."""
+        self.is_draining = True
+        self.residency.refuse_waiting()
+        await self._wait_idle(GRACE_S)
+        self.service.abort()
+        await self._wait_idle(_FLUSH_S)
+
+    async def _wait_idle(self, limit_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        while self.service.n_open and loop.time() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+
+def _report_escape(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and task.exception():
+        _log.critical("the owner of the loaded models ended", exc_info=task.exception())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our shutdown: the first signal drains, the second ends at once."""
+
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], Any]) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called in the main thread, between two steps of the loop."""
+        if self._draining is not None:
+            self.force_exit = self.should_exit = True
+            return
+        _log.info("%s: finishing running requests", signal.Signals(sig).name)
+        self._draining = asyncio.get_running_loop().create_task(self._drain_and_exit())
+
+    async def _drain_and_exit(self) -> None:
+        await self._drain()
+        self.should_exit = True
+
+
+def serve(settings: Settings) -> int:
+    """Runs the daemon in the foreground until SIGTERM or SIGINT; returns its exit code.
+
+    Raises AddressInUse, InsecureAddress.
+    """
+    _set_up_logging(settings.log_level)
+    sock = bind(settings)
+    daemon = Daemon(settings)
+    app = build_app(
+        daemon.service,
+        daemon.store,
+        settings,
+        lifespan=daemon.lifespan,
+        is_draining=lambda: daemon.is_draining,
+    )
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        lifespan="on",
+        timeout_keep_alive=_KEEP_ALIVE_CONNECTION_S,
+        timeout_graceful_shutdown=int(_FLUSH_S),
+    )
+    server = _Server(config, daemon.drain)
+    host, port = sock.getsockname()[:2]
+    _log.info("listening on %s port %d, models in %s", host, port, daemon.store.root)
+    server.run(sockets=[sock])
+    return 0 if server.started else 1
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The listening socket. Raises AddressInUse, InsecureAddress, OSError."""
+    family, _, _, _, address = socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    if not settings.insecure and not _is_loopback(str(address[0])):
+        raise InsecureAddress(settings.host)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise AddressInUse(settings.host, settings.port) from error
+    return sock
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )

@@ -1,0 +1,130 @@
+"""Handlers that put something into the store: uploaded blobs and new models.
+
+Owns who may name a file of this machine: only a peer that is on it. The work runs in threads of
+its own, so that slow uploads never keep a list waiting; a client that leaves ends it.
+"""
+
+import asyncio
+import ipaddress
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localrun.errors import BadRequest
+from localrun.http.progress import ProgressResponse
+from localrun.http.threads import ChunksToThread, StepsInThread
+from localrun.options import check_options
+from localrun.wire.native_models import CreateModel, decode_create
+from modelstore.create import CreateRequest, create
+from modelstore.digest import Digest
+from modelstore.errors import SourceNotAllowed
+from modelstore.store import Store
+
+# Uploads and imports at once; more wait unread. Each holds a file and keeps one disk busy.
+_N_JOBS = 8
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+
+
+class CreateApi:
+    """`/api/blobs` and `/api/create`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._jobs = ThreadPoolExecutor(_N_JOBS, thread_name_prefix="store")
+
+    async def blob(self, request: Request) -> Response:
+        """HEAD asks for a blob, POST brings it.
+
+        Raises InvalidDigest, DigestMismatch, DiskFull, StoreNotWritable.
+        """
+        digest = Digest.parse(request.path_params["digest"])
+        if request.method == "HEAD":
+            exists = await asyncio.to_thread(self._store.blobs.exists, digest)
+            return Response(status_code=200 if exists else 404)
+        is_new = await self._ingest(request, digest)
+        return Response(status_code=201 if is_new else 200)
+
+    async def create(self, request: Request) -> ProgressResponse:
+        """Raises BadRequest, InvalidDigest, SourceNotAllowed before the work begins."""
+        wanted = decode_create(await request.body())
+        steps = create(
+            self._store,
+            _create_request(wanted, is_local=_is_local(request)),
+            check_parameters=check_parameters,
+        )
+        return ProgressResponse(StepsInThread(self._jobs, steps), stream=wanted.stream)
+
+    async def _ingest(self, request: Request, digest: Digest) -> bool:
+        chunks = ChunksToThread()
+        loop = asyncio.get_running_loop()
+        job = loop.run_in_executor(self._jobs, self._store.blobs.ingest, chunks, digest)
+        job.add_done_callback(lambda _: chunks.abandon())
+        try:
+            async for chunk in request.stream():
+                if chunk and not await chunks.put(chunk):
+                    break
+            chunks.finish()
+        except BaseException:
+            chunks.abort()
+            await asyncio.gather(job, return_exceptions=True)
+            raise
+        return (await job)[1]
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters as they are stored. Raises BadRequest for an unknown name or a bad value."""
+    known, unknown = check_options(parameters, path="parameters")
+    if unknown:
+        shown = "".join(c if c.isprintable() else "?" for c in unknown[0][:40])
+        raise BadRequest(f"parameters.{shown}", "there is no such parameter")
+    return known
+
+
+def _create_request(wanted: CreateModel, *, is_local: bool) -> CreateRequest:
+    return CreateRequest(
+        name=wanted.model,
+        from_=wanted.from_,
+        files=None if wanted.files is None else _digests(wanted.files),
+        path=None if wanted.path is None else _allowed_path(wanted.path, is_local=is_local),
+        in_place=wanted.in_place,
+        template=wanted.template,
+        system=wanted.system,
+        licenses=wanted.licenses,
+        parameters=wanted.parameters,
+        messages=wanted.messages,
+        adapters=_digests(wanted.adapters),
+        renderer=wanted.renderer,
+        parser=wanted.parser,
+        requires=wanted.requires,
+    )
+
+
+def _digests(files: Mapping[str, str]) -> dict[str, Digest]:
+    return {name: Digest.parse(text) for name, text in files.items()}
+
+
+def _allowed_path(text: str, *, is_local: bool) -> Path:
+    if not is_local:
+        raise SourceNotAllowed(
+            "only a program on the daemon's machine may name a file there; upload it as a blob"
+        )
+    path = Path(text)
+    if not path.is_absolute():
+        raise BadRequest("path", "must be absolute: the daemon has another working folder")
+    return path
+
+
+def _is_local(request: Request) -> bool:
+    # A proxy on this machine is a loopback peer too, but speaks for somebody else.
+    if request.client is None or any(name in request.headers for name in _FORWARDED):
+        return False
+    try:
+        address = ipaddress.ip_address(request.client.host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

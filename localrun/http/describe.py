@@ -1,0 +1,167 @@
+"""What the daemon says about models: rows of lists, and the long description of one.
+
+Reads the store and headers of GGUF files, so it runs in threads and is safe to share between them.
+What a model can do is remembered by the digest of its manifest: a header takes some milliseconds.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import UNSET
+
+from localrun.core import Resident
+from localrun.wire.native_models import (
+    Description,
+    Details,
+    InstalledModel,
+    RunningModel,
+    Slots,
+)
+from localrun.wire.timestamps import expiry
+from modelstore import show
+from modelstore.cache import LruCache
+from modelstore.errors import StoreError
+from modelstore.gguf import Header, read_header
+from modelstore.records import Listing, Record
+from modelstore.store import Store
+
+_log = logging.getLogger(__name__)
+
+_CAPABILITIES_KEPT = 4096
+# What Ollama uses where neither the model nor its file has a template.
+_PLAIN_TEMPLATE = "{{ .Prompt }}"
+
+
+class Describer:
+    """Answers from one store. Safe to share between threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._capabilities: LruCache[list[str]] = LruCache(_CAPABILITIES_KEPT)
+
+    def installed(self) -> list[InstalledModel]:
+        """A row for every model that can be read, latest change first."""
+        return [
+            InstalledModel(
+                name=listing.name.display(),
+                model=listing.name.display(),
+                modified_at=listing.modified_at,
+                size=listing.size_bytes,
+                digest=listing.digest,
+                details=_details(listing, with_lengths=True),
+                capabilities=self._capabilities_of(listing) or UNSET,
+            )
+            for listing in self._store.list()
+        ]
+
+    def running(self, residents: Sequence[Resident]) -> list[RunningModel]:
+        """A row for every model in memory, the one that leaves last first."""
+        now_s = time.time()
+        latest_first = sorted(residents, key=lambda one: one.expires_at_s, reverse=True)
+        return [self._row(resident, now_s) for resident in latest_first]
+
+    def describe(self, name: str, *, verbose: bool, titled: bool) -> Description:
+        """The long description; `titled` puts the name among the values of the header.
+
+        Raises InvalidName, ModelNotFound, CorruptManifest, BlobNotFound.
+        """
+        record = self._store.resolve(name)
+        files = _Headers.of(record, arrays=verbose)
+        info = show.model_info(files.model, verbose=verbose) if files.model else {}
+        if titled:
+            info["general.basename"] = name
+        projector = show.model_info(files.projector, verbose=verbose) if files.projector else UNSET
+        jinja = files.model.chat_template if files.model else None
+        return Description(
+            license="\n".join(record.licenses) or UNSET,
+            modelfile=show.render_modelfile(record),
+            parameters=show.parameters_text(record) or UNSET,
+            template=record.template or jinja or _PLAIN_TEMPLATE,
+            system=record.system or UNSET,
+            details=_details(record),
+            messages=record.messages or UNSET,
+            model_info=info,
+            projector_info=projector,
+            tensors=show.tensor_list(files.model) if verbose and files.model else UNSET,
+            capabilities=show.capabilities(record, files.model, files.projector),
+            modified_at=record.modified_at,
+            requires=record.config.requires or UNSET,
+        )
+
+    def _row(self, resident: Resident, now_s: float) -> RunningModel:
+        record = self._record(resident.model)
+        info = resident.info
+        return RunningModel(
+            name=resident.model,
+            model=resident.model,
+            size=info.size_bytes if info else 0,
+            digest=record.digest if record else "",
+            details=_details(record) if record else Details(),
+            expires_at=expiry(resident.expires_at_s, now_s),
+            size_vram=info.size_vram_bytes if info else 0,
+            context_length=info.n_ctx if info else 0,
+            slots=Slots(info.n_slots if info else 0, resident.n_busy),
+            queued=resident.n_queued,
+            state=resident.state,
+        )
+
+    def _record(self, name: str) -> Record | None:
+        try:
+            return self._store.resolve(name)
+        except StoreError as error:
+            # It was removed while in memory, where it stays until it is idle.
+            _log.info("%s is in memory but not in the store: %s", name, error)
+            return None
+
+    def _capabilities_of(self, listing: Listing) -> list[str]:
+        found = self._capabilities.get(listing.digest)
+        if found is None:
+            try:
+                record = self._store.resolve(listing.name)
+            except StoreError:
+                return []
+            files = _Headers.of(record)
+            found = show.capabilities(record, files.model, files.projector)
+            if files.model is not None:
+                self._capabilities.put(listing.digest, found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """The headers of a model's files; None where there is none that can be read."""
+
+    model: Header | None
+    projector: Header | None
+
+    @staticmethod
+    def of(record: Record, *, arrays: bool = False) -> "_Headers":
+        projector = next(iter(record.projector_paths), None)
+        return _Headers(_header(record.model_path, arrays), _header(projector, arrays))
+
+
+def _header(path: Path | None, arrays: bool) -> Header | None:
+    if path is None:
+        return None
+    try:
+        return read_header(path, arrays=arrays)
+    except StoreError as error:
+        _log.warning("a model cannot be described in full: %s", error)
+        return None
+
+
+def _details(found: Listing | Record, *, with_lengths: bool = False) -> Details:
+    config = found.config
+    return Details(
+        parent_model=found.parent_model,
+        format=config.model_format,
+        family=config.model_family,
+        families=config.model_families,
+        parameter_size=config.model_type,
+        quantization_level=config.file_type,
+        context_length=(with_lengths and config.context_length) or UNSET,
+        embedding_length=(with_lengths and config.embedding_length) or UNSET,
+    )

@@ -1,0 +1,92 @@
+"""Handlers of Ollama's routes about models: lists, descriptions, copies, removal.
+
+Every call of the store runs in a thread. What is said about a model is put together in
+`describe`; making models is `create`'s.
+"""
+
+import asyncio
+import os
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import localrun
+from localrun.errors import BadRequest
+from localrun.http.describe import Describer
+from localrun.http.errors import as_sent
+from localrun.service import TextService
+from localrun.wire.native import JSON_TYPE
+from localrun.wire.native_models import (
+    decode_copy,
+    decode_delete,
+    decode_show,
+    encode_description,
+    encode_models,
+    encode_version,
+)
+from modelstore.errors import InvalidName
+from modelstore.names import ModelName
+from modelstore.store import Store
+
+# Copilot, Open WebUI and others switch features by the version of Ollama that they think they see.
+_OLLAMA_VERSION = "0.30.0"
+
+
+class ModelsApi:
+    """Everything about models but their making."""
+
+    def __init__(self, service: TextService, store: Store) -> None:
+        self._service = service
+        self._store = store
+        self._describer = Describer(store)
+
+    async def version(self, request: Request) -> Response:
+        """Who answers here."""
+        return _json(encode_version(_OLLAMA_VERSION, localrun.__version__, os.getpid()))
+
+    async def tags(self, request: Request) -> Response:
+        """The models of the store, latest change first."""
+        return _json(encode_models(await asyncio.to_thread(self._describer.installed)))
+
+    async def ps(self, request: Request) -> Response:
+        """The models in memory, the one that stays longest first."""
+        residents = self._service.resident()
+        return _json(encode_models(await asyncio.to_thread(self._describer.running, residents)))
+
+    async def show(self, request: Request) -> Response:
+        """Raises BadRequest, InvalidName, ModelNotFound, CorruptManifest, BlobNotFound."""
+        model, verbose = decode_show(await request.body())
+        # Copilot shows this as the model's title.
+        is_copilot = request.headers.get("user-agent", "").startswith("GitHubCopilotChat/")
+        description = await asyncio.to_thread(
+            self._describer.describe, model, verbose=verbose, titled=is_copilot
+        )
+        return _json(encode_description(description))
+
+    async def delete(self, request: Request) -> Response:
+        """Raises BadRequest, ModelNotFound, StoreBusy, StoreNotWritable. Unloads nothing."""
+        model = decode_delete(await request.body())
+        name = _parsed(model, "name")
+        with as_sent(model):
+            await asyncio.to_thread(self._store.delete, name)
+        return Response()
+
+    async def copy(self, request: Request) -> Response:
+        """Raises BadRequest, ModelNotFound, CorruptManifest, StoreBusy, StoreNotWritable."""
+        source, destination = decode_copy(await request.body())
+        names = _parsed(source, "source"), _parsed(destination, "destination")
+        with as_sent(source):
+            await asyncio.to_thread(self._store.copy, *names)
+        return Response()
+
+
+def _parsed(text: str, what: str) -> ModelName:
+    try:
+        return ModelName.parse(text)
+    except InvalidName as error:
+        shown = "".join(c if c.isprintable() else "?" for c in text[:80])
+        raise BadRequest("", f'{what} "{shown}" is invalid') from error
+
+
+def _json(document: bytes) -> Response:
+    return Response(document, media_type=JSON_TYPE)

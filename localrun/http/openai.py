@@ -1,0 +1,52 @@
+"""Handlers of OpenAI's routes: decode, one call of the service or store, encode."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localrun.http.errors import as_sent
+from localrun.http.streaming import AnswerResponse
+from localrun.http.text import answer
+from localrun.service import TextService
+from localrun.wire.openai import (
+    JSON_TYPE,
+    ModelEntry,
+    OpenAIWriter,
+    decode_chat_completions,
+    encode_model,
+    encode_models,
+)
+from modelstore.records import Listing, Record
+from modelstore.store import Store
+
+
+class OpenAIApi:
+    """`/v1/chat/completions` and `/v1/models`."""
+
+    def __init__(self, service: TextService, store: Store) -> None:
+        self._service = service
+        self._store = store
+
+    async def chat_completions(self, request: Request) -> AnswerResponse:
+        """Raises BadRequest, Unsupported before the answer is begun."""
+        wanted = decode_chat_completions(await request.body())
+        writer = OpenAIWriter(wanted.call.model, include_usage=wanted.include_usage)
+        return answer(self._service, wanted, writer, "openai")
+
+    async def models(self, request: Request) -> Response:
+        """Every model of the store."""
+        listings = await asyncio.to_thread(self._store.list)
+        entries = [_entry(listing, listing.name.display()) for listing in listings]
+        return Response(encode_models(entries), media_type=JSON_TYPE)
+
+    async def model(self, request: Request) -> Response:
+        """One model. Raises InvalidName, ModelNotFound."""
+        name = request.path_params["model"]
+        with as_sent(name):
+            record = await asyncio.to_thread(self._store.resolve, name)
+        return Response(encode_model(_entry(record, name)), media_type=JSON_TYPE)
+
+
+def _entry(found: Listing | Record, name: str) -> ModelEntry:
+    return ModelEntry(name, int(found.modified_at.timestamp()), found.name.namespace)

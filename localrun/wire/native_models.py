@@ -1,0 +1,221 @@
+"""Ollama's dialect for models: requests to show, copy, delete and create; lists and descriptions.
+
+Owns the wire names of these routes and nothing of the store: names, digests and paths stay text.
+Where a field is absent rather than empty, its default is UNSET.
+Source: Ollama `api/types.go` (reference: ollama-http.md 4.5–4.9, 11, 12).
+"""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from localrun.errors import BadRequest
+from localrun.wire.bodies import decode, required_model
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Named(msgspec.Struct, kw_only=True):
+    """`name` is the old spelling of `model`; some clients send both."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+class _Show(_Named, kw_only=True):
+    verbose: bool | None = None
+
+
+class _Copy(msgspec.Struct):
+    source: str | None = None
+    destination: str | None = None
+
+
+class _StoredMessage(msgspec.Struct):
+    role: str
+    content: str | None = None
+
+
+class _Create(_Named, kw_only=True, rename={"from_": "from"}):
+    stream: bool | None = None
+    from_: str | None = None
+    files: dict[str, str] | None = None
+    adapters: dict[str, str] | None = None
+    path: str | None = None
+    in_place: bool | None = None
+    quantize: str | None = None
+    quantization: str | None = None
+    template: str | None = None
+    system: str | None = None
+    license: str | list[str] | None = None
+    parameters: dict[str, Any] | None = None
+    messages: list[_StoredMessage] | None = None
+    renderer: str | None = None
+    parser: str | None = None
+    requires: str | None = None
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+_SHOW = msgspec.json.Decoder(_Show)
+_COPY = msgspec.json.Decoder(_Copy)
+_CREATE = msgspec.json.Decoder(_Create)
+
+
+class CreateModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to create a model: of `from_`, `files` and `path` at least one is wanted.
+
+    `files` and `adapters` map file names to digests; `path` is a file of the daemon's machine.
+    """
+
+    model: str
+    stream: bool
+    from_: str | None
+    files: dict[str, str] | None
+    adapters: dict[str, str]
+    path: str | None
+    in_place: bool
+    template: str | None
+    system: str | None
+    licenses: tuple[str, ...]
+    parameters: dict[str, Any]
+    messages: tuple[dict[str, str], ...]
+    renderer: str | None
+    parser: str | None
+    requires: str | None
+
+
+def decode_delete(body: bytes) -> str:
+    """The name in a request to delete. Raises BadRequest."""
+    wire = decode(_NAMED, body)
+    return required_model(wire.model or wire.name)
+
+
+def decode_show(body: bytes) -> tuple[str, bool]:
+    """(name, verbose) of a request to show. Raises BadRequest."""
+    wire = decode(_SHOW, body)
+    return required_model(wire.model or wire.name), wire.verbose is True
+
+
+def decode_copy(body: bytes) -> tuple[str, str]:
+    """(source, destination) of a request to copy. Raises BadRequest."""
+    wire = decode(_COPY, body)
+    return wire.source or "", wire.destination or ""
+
+
+def decode_create(body: bytes) -> CreateModel:
+    """The request of POST /api/create. Raises BadRequest."""
+    wire = decode(_CREATE, body)
+    if wire.quantize or wire.quantization:
+        raise BadRequest("quantize", "quantizing is not available yet; import a quantized file")
+    return CreateModel(
+        model=required_model(wire.model or wire.name),
+        stream=wire.stream is not False,
+        from_=wire.from_ or None,
+        files=wire.files,
+        adapters=wire.adapters or {},
+        path=wire.path or None,
+        in_place=wire.in_place is True,
+        template=wire.template,
+        system=wire.system,
+        licenses=(wire.license,) if isinstance(wire.license, str) else tuple(wire.license or ()),
+        parameters=wire.parameters or {},
+        messages=tuple(
+            {"role": message.role.lower(), "content": message.content or ""}
+            for message in wire.messages or ()
+        ),
+        renderer=wire.renderer,
+        parser=wire.parser,
+        requires=wire.requires,
+    )
+
+
+class Details(msgspec.Struct, frozen=True, kw_only=True):
+    """What lists say about a model's weights."""
+
+    parent_model: str = ""
+    format: str = ""
+    family: str = ""
+    families: tuple[str, ...] | None = None
+    parameter_size: str = ""
+    quantization_level: str = ""
+    context_length: int | UnsetType = UNSET
+    embedding_length: int | UnsetType = UNSET
+
+
+class InstalledModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of /api/tags; `size` in bytes, `digest` without a prefix."""
+
+    name: str
+    model: str
+    modified_at: datetime
+    size: int
+    digest: str
+    details: Details
+    capabilities: list[str] | UnsetType = UNSET
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """Sequences that a runner can and does carry."""
+
+    total: int
+    busy: int
+
+
+class RunningModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of /api/ps; sizes in bytes. `slots`, `queued` and `state` are ours."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    context_length: int
+    slots: Slots
+    queued: int
+    state: str
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of /api/show; `model_info` is always present, since clients insist on it."""
+
+    license: str | UnsetType = UNSET
+    modelfile: str
+    parameters: str | UnsetType = UNSET
+    template: str
+    system: str | UnsetType = UNSET
+    details: Details
+    messages: tuple[dict[str, str], ...] | UnsetType = UNSET
+    model_info: dict[str, Any]
+    projector_info: dict[str, Any] | UnsetType = UNSET
+    tensors: list[dict[str, Any]] | UnsetType = UNSET
+    capabilities: list[str]
+    modified_at: datetime
+    requires: str | UnsetType = UNSET
+
+
+def encode_models(models: list[InstalledModel] | list[RunningModel]) -> bytes:
+    """The list of /api/tags or /api/ps."""
+    return _encode({"models": models})
+
+
+def encode_description(description: Description) -> bytes:
+    """The reply of /api/show."""
+    return _encode(description)
+
+
+def encode_version(version: str, localrun: str, pid: int) -> bytes:
+    """The reply of /api/version: clients gate on the first, our CLI looks at the others."""
+    return _encode({"version": version, "localrun": localrun, "pid": pid})
+
+
+def encode_progress(
+    status: str, digest: str | None, total: int | None, completed: int | None
+) -> bytes:
+    """One step of a long operation; sizes in bytes, left out when zero or unknown."""
+    step: dict[str, Any] = {"status": status}
+    sizes = {"digest": digest, "total": total, "completed": completed}
+    return _encode(step | {name: value for name, value in sizes.items() if value})

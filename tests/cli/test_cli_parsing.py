@@ -1,0 +1,108 @@
+"""Command lines → options, without running anything."""
+
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+
+from cli.commands.create import CreateOptions
+from cli.commands.list import ListOptions
+from cli.commands.ps import PsOptions
+from cli.commands.rm import RmOptions
+from cli.commands.run import RunOptions
+from cli.commands.serve import ServeOptions
+from cli.commands.show import ShowOptions
+from cli.commands.stop import StopOptions
+from cli.errors import Usage
+from cli.main import COMMANDS, parse
+from modelstore.errors import InvalidName
+
+
+def options(*argv: str) -> Any:
+    job = parse(list(argv))
+    assert isinstance(job, partial)
+    return job.args[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ps", PsOptions("")),
+        ("ps smol", PsOptions("smol")),
+        ("list", ListOptions("")),
+        ("ls Smol", ListOptions("Smol")),
+        ("stop m", StopOptions("m")),
+        ("rm a b:c", RmOptions(("a", "b:c"))),
+        ("serve", ServeOptions()),
+        ("start", ServeOptions()),
+        ("show m", ShowOptions("m")),
+        ("show m -v", ShowOptions("m", verbose=True)),
+        ("show --system m", ShowOptions("m", "system")),
+        ("show m --license", ShowOptions("m", "license")),
+        ("create n", CreateOptions("n")),
+        ("create n -f Other", CreateOptions("n", "Other")),
+        (
+            "create n --from-file a.gguf --in-place",
+            CreateOptions("n", from_file="a.gguf", in_place=True),
+        ),
+        ("run m", RunOptions("m")),
+        ("run m why is it", RunOptions("m", ("why", "is", "it"))),
+        ("run m --verbose hi", RunOptions("m", ("hi",), verbose=True)),
+        ("run m -- --verbose", RunOptions("m", ("--verbose",))),
+        ("run --keepalive 5m m hi", RunOptions("m", ("hi",), keep_alive=300)),
+        ("run m --keepalive -1", RunOptions("m", keep_alive=-1)),
+        ("run m --keepalive 1.5s", RunOptions("m", keep_alive=1.5)),
+        ("run m --format json x", RunOptions("m", ("x",), format="json")),
+        ("run m --nowordwrap x", RunOptions("m", ("x",))),
+    ],
+)
+def test_command_line(line: str, expected: object) -> None:
+    assert options(*line.split()) == expected
+
+
+def test_format_takes_a_schema() -> None:
+    assert options("run", "m", "--format", '{"type": "object"}').format == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("frob", "No such command"),
+        ("ps --frob", "No such option"),
+        ("ps a b", "unexpected extra argument"),
+        ("rm", "Missing argument"),
+        ("run m --keepalive soon", "--keepalive: `soon` is not a duration"),
+        ("run m --format {", "JSON schema"),
+        ("run m --format 3", "JSON schema"),
+        ("show m --system --license", "only one of --license, --system"),
+        ("create n -f a --from-file b", "not both"),
+    ],
+)
+def test_wrong_usage(line: str, part: str) -> None:
+    with pytest.raises(Usage, match=re.escape(part)):
+        parse(line.split())
+
+
+def test_create_checks_the_name_before_anything_is_sent() -> None:
+    with pytest.raises(InvalidName):
+        parse(["create", "a//b"])
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "ls", "start"])
+def test_help_of_every_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse([name, "--help"]) == 0
+    assert parse(["help", name]) == 0
+    assert capsys.readouterr().out.count(f"Usage: localrun {name}") >= 1
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["help"]])
+def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(argv) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+def test_help_of_serve_lists_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    parse(["serve", "--help"])
+    assert "LOCALRUN_KEEP_ALIVE" in capsys.readouterr().out

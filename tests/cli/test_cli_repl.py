@@ -1,0 +1,107 @@
+"""The prompt on a real pseudo-terminal, against a scripted daemon."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+from cli_stub import Reply, Shell, Stub, chatted
+
+from cli.client import Client
+from cli.context import Context
+from cli.repl import Repl
+
+LOADED = Reply(body={"done": True, "done_reason": "load"})
+
+
+@pytest.fixture
+def prompt(stub: Stub, shell: Shell, tmp_path: Path) -> Iterator["pexpect.spawn[str]"]:
+    """`localrun run m`, waiting at its first prompt."""
+    stub.on("POST", "/api/generate", LOADED)
+    environ = os.environ | shell.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
+    child = pexpect.spawn(
+        sys.executable, ["-m", "cli", "run", "m"], env=environ, encoding="utf-8", timeout=30
+    )
+    child.expect_exact(">>> ")
+    yield child
+    child.close(force=True)
+
+
+def ask(prompt: "pexpect.spawn[str]", line: str) -> None:
+    prompt.sendline(line)
+    prompt.expect_exact(line)  # the terminal's own echo
+
+
+def test_a_conversation(prompt: "pexpect.spawn[str]", stub: Stub) -> None:
+    stub.on("POST", "/api/chat", Reply(lines=chatted("Hel", "lo")), Reply(lines=chatted("Bye")))
+    ask(prompt, "/set system be brief")
+    prompt.expect_exact("system message set")
+    ask(prompt, "one")
+    prompt.expect_exact("Hello")
+    prompt.expect_exact(">>> ")
+    ask(prompt, "two")
+    prompt.expect_exact("Bye")
+    prompt.expect_exact(">>> ")
+    prompt.sendeof()
+    prompt.expect(pexpect.EOF)
+    prompt.wait()
+    assert prompt.exitstatus == 0
+    first, second = (request.json for request in stub.asked("/api/chat"))
+    assert first["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one"},
+    ]
+    assert second["messages"][2:] == [
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "two"},
+    ]
+
+
+def test_interrupt_stops_the_answer_and_keeps_the_prompt(
+    prompt: "pexpect.spawn[str]", stub: Stub
+) -> None:
+    gate = threading.Event()
+    endless = Reply(lines=chatted("start", "never seen"), gate=gate)
+    stub.on("POST", "/api/chat", endless, Reply(lines=chatted("again")))
+    ask(prompt, "one")
+    prompt.expect_exact("start")
+    prompt.sendintr()
+    prompt.expect_exact(">>> ")
+    gate.set()
+    assert stub.gone.wait(30)
+    ask(prompt, "two")
+    prompt.expect_exact("again")
+    prompt.expect_exact(">>> ")
+    ask(prompt, "/bye")
+    prompt.expect(pexpect.EOF)
+    # What was said before the interrupt stays part of the conversation.
+    assert stub.asked("/api/chat")[1].json["messages"][1]["content"] == "start"
+
+
+def test_interrupt_at_the_prompt_drops_the_line(prompt: "pexpect.spawn[str]", stub: Stub) -> None:
+    prompt.send("half a li")
+    prompt.expect_exact("half a li")
+    prompt.sendintr()
+    prompt.expect_exact("Ctrl-D or /bye leaves.")
+    prompt.expect_exact(">>> ")
+    assert not stub.asked("/api/chat")
+
+
+def test_an_error_leaves_the_prompt_open(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/chat", Reply(503, {"error": "busy"}), Reply(lines=chatted("ok")))
+    from cli_stub import Stream
+
+    context = Context(shell.environ | {"LOCALRUN_NOHISTORY": "1"}, Stream(), Stream(), Stream())
+    lines = iter(["one", "two", "/bye"])
+    client = Client(context.settings.url)
+    repl = Repl(context, client, "m", {"keep_alive": 5}, read_line=lambda _: next(lines))
+    assert repl.loop() == 0
+    client.close()
+    assert isinstance(context.stderr, Stream)
+    assert context.stderr.getvalue() == "Error: busy\n"
+    bodies = [request.json for request in stub.asked("/api/chat")]
+    assert [body["messages"][0]["content"] for body in bodies] == ["one", "two"]
+    assert all(len(body["messages"]) == 1 and body["keep_alive"] == 5 for body in bodies)

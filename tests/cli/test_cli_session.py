@@ -1,0 +1,108 @@
+"""The chat prompt's state machine: lines in, actions out."""
+
+from typing import Any
+
+import pytest
+
+from cli.session import HELP, Ask, Leave, Say, Session, Show
+
+USER = "user"
+
+
+def feed(session: Session, *lines: str) -> list[Any]:
+    return [action for line in lines for action in session.feed(line)]
+
+
+def asked(*contents: str) -> list[dict[str, str]]:
+    roles = (USER, "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "actions"),
+    [
+        (["hello"], [Ask({"messages": asked("hello")})]),
+        (["  "], []),
+        (["/bye"], [Leave()]),
+        (["/exit"], [Leave()]),
+        (["/?"], [Say(HELP.rstrip("\n"))]),
+        (["/byebye"], [Say("`/byebye` is not a command; `/?` lists them")]),
+        (['"""one line"""'], [Ask({"messages": asked("one line")})]),
+        (['"""first', "", 'last"""'], [Ask({"messages": asked("first\n\nlast")})]),
+        (['"""', "body", '"""'], [Ask({"messages": asked("body\n")})]),
+        (['"""', '"""'], []),
+        (["pasted\nlines"], [Ask({"messages": asked("pasted\nlines")})]),
+        (["/show"], [Show("info", {})]),
+        (["/show system"], [Show("system", {})]),
+        (["/set verbose"], [Say("timings are shown")]),
+        (
+            ["/set"],
+            [Say("`/set` takes system, parameter, verbose or quiet; `/?` explains them")],
+        ),
+        (["/set parameter top_k 5"], [Say("top_k is 5")]),
+        (
+            ["/set parameter top_k many"],
+            [Say('option "top_k" must be of type integer')],
+        ),
+        (["/set parameter top_p 2"], [Say('option "top_p" must be from 0 to 1, not 2')]),
+    ],
+)
+def test_lines_to_actions(lines: list[str], actions: list[Any]) -> None:
+    assert feed(Session(), *lines) == actions
+
+
+def test_the_whole_conversation_is_sent() -> None:
+    session = Session()
+    feed(session, "one")
+    session.answered("1")
+    assert feed(session, "two") == [Ask({"messages": asked("one", "1", "two")})]
+
+
+def test_a_question_without_answer_is_taken_back() -> None:
+    session = Session()
+    feed(session, "one")
+    session.failed()
+    assert feed(session, "two") == [Ask({"messages": asked("two")})]
+
+
+def test_clear_keeps_system_message_and_options() -> None:
+    session = Session()
+    feed(session, "/set system be brief", "/set parameter temperature 0.5", "one")
+    session.answered("1")
+    feed(session, "/clear")
+    assert feed(session, "two") == [
+        Ask(
+            {
+                "messages": [{"role": "system", "content": "be brief"}, *asked("two")],
+                "options": {"temperature": 0.5},
+            }
+        )
+    ]
+
+
+def test_system_message_of_several_lines() -> None:
+    session = Session()
+    feed(session, '/set system """be', 'brief"""')
+    assert session.system == "be\nbrief"
+
+
+def test_prompt_and_discard() -> None:
+    session = Session()
+    assert session.prompt == ">>> "
+    feed(session, '"""open')
+    assert session.prompt == "... "
+    session.discard()
+    assert session.prompt == ">>> "
+    assert feed(session, "next") == [Ask({"messages": asked("next")})]
+
+
+def test_stop_takes_several_words() -> None:
+    session = Session()
+    feed(session, "/set parameter stop a b", "/set parameter use_mmap false")
+    assert session.options == {"stop": ("a", "b"), "use_mmap": False}
+
+
+def test_unknown_parameter_names_the_known_ones() -> None:
+    (said,) = feed(Session(), "/set parameter temprature 1")
+    assert "unknown parameter `temprature`" in said.text
+    assert "temperature" in said.text

@@ -1,0 +1,244 @@
+"""OpenAI's dialect: what a body becomes, what is refused, and the exact bytes of the replies."""
+
+import json
+from typing import Any
+
+import pytest
+
+from localrun.core import ChatPrompt, Done, Message, ToolCall, Usage
+from localrun.errors import BadRequest, Unsupported
+from localrun.wire.faults import Fault
+from localrun.wire.openai import (
+    ChatCompletionRequest,
+    ModelEntry,
+    OpenAIWriter,
+    decode_chat_completions,
+    encode_model,
+    encode_models,
+)
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def decode(**fields: Any) -> ChatCompletionRequest:
+    body = {"model": "m", "messages": HI, **fields}
+    return decode_chat_completions(json.dumps(body).encode())
+
+
+def options(**fields: Any) -> dict[str, Any]:
+    return decode(**fields).call.options
+
+
+def test_defaults_are_openais_and_it_does_not_stream():
+    request = decode()
+    assert request.call.options == {"temperature": 1.0, "top_p": 1.0}
+    assert (request.stream, request.include_usage, request.ignored) == (False, False, ())
+    assert request.call.prompt == ChatPrompt((Message("user", "hi"),))
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_predict"),
+    [
+        ({"max_tokens": 10}, 10),
+        ({"max_completion_tokens": 10}, 10),
+        ({"max_tokens": 20, "max_completion_tokens": 10}, 10),
+        ({"max_tokens": 20, "max_completion_tokens": None}, 20),
+        ({"max_tokens": 10.0}, 10),
+        ({"max_tokens": 0}, 0),
+        ({"max_tokens": -1}, -1),
+    ],
+)
+def test_the_newer_name_of_the_limit_wins(fields, n_predict):
+    assert options(**fields)["num_predict"] == n_predict
+
+
+def test_all_fields_may_be_null():
+    names = ChatCompletionRequest.__struct_fields__
+    fields = ("stop", "n", "stream_options", "tools", "seed", "temperature", "logit_bias", "stream")
+    assert names
+    assert decode(**dict.fromkeys(fields)).call.options == {"temperature": 1.0, "top_p": 1.0}
+
+
+def test_sampling_fields_arrive_as_options():
+    wanted = options(
+        temperature=0, top_p=0.5, frequency_penalty=1, presence_penalty=-1, seed=7, stop=["a", ""]
+    )
+    assert wanted == {
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "frequency_penalty": 1.0,
+        "presence_penalty": -1.0,
+        "seed": 7,
+        "stop": ("a",),
+    }
+    assert options(stop="x")["stop"] == ("x",)
+
+
+def test_names_without_effect_are_reported():
+    assert decode(top_k=3, options={}, user="u", stop="x").ignored == ("top_k", "options")
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "developer", "content": "x"}, Message("system", "x")),
+        ({"role": "user", "content": []}, Message("user", "")),
+        (
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+            Message("user", "ab"),
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            Message("assistant", "no"),
+        ),
+        (
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": "c",
+                        "type": "function",
+                        "function": {"name": "f", "arguments": '{"x":1}'},
+                    }
+                ],
+            },
+            Message("assistant", tool_calls=(ToolCall("f", {"x": 1}, "c"),)),
+        ),
+        (
+            {"role": "tool", "content": "1", "tool_call_id": "c", "name": "f"},
+            Message("tool", "1", tool_call_id="c", tool_name="f"),
+        ),
+    ],
+)
+def test_messages(message, expected):
+    assert decode(messages=[message]).call.prompt == ChatPrompt((expected,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"model": None}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [*HI, {"role": "user", "content": [{"type": "x"}]}]}, "messages[1].content[0].type"),
+        ({"max_tokens": "10"}, "max_tokens"),
+        ({"max_completion_tokens": -7}, "max_completion_tokens"),
+        ({"top_p": 3}, "top_p"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"n": 2}, "n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": " JSON_SCHEMA "}}, "response_format"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        (
+            {
+                "messages": [
+                    {"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_named_by_its_path(fields, path):
+    with pytest.raises(BadRequest) as caught:
+        decode(**fields)
+    assert caught.value.path == path
+
+
+def test_fields_that_ask_for_nothing_pass():
+    decode(n=1, tools=[], response_format={"type": "text"}, logprobs=False, reasoning_effort="none")
+
+
+@pytest.mark.parametrize(
+    ("fields", "capability"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"reasoning_effort": "low"}, "thinking"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "vision"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "audio"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_when_used(fields, capability):
+    with pytest.raises(Unsupported) as caught:
+        decode(**fields)
+    assert caught.value.capability == capability
+
+
+def writer(*, include_usage=False):
+    return OpenAIWriter(
+        "m", include_usage=include_usage, clock_s=lambda: 12.9, completion_id="chatcmpl-1"
+    )
+
+
+CHUNK = (
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":12,"model":"m",'
+    b'"system_fingerprint":"fp_localrun","choices":['
+)
+FINISH = CHUNK + b'{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+DONE = Done("stop", Usage(prompt_count=42, cached_count=40, completion_count=1))
+
+
+def test_the_role_stands_in_the_first_delta_only():
+    out = writer()
+    assert out.delta("H<") == (
+        CHUNK
+        + b'{"index":0,"delta":{"role":"assistant","content":"H<"},"finish_reason":null}]}\n\n'
+    )
+    assert out.delta("i") == (
+        CHUNK + b'{"index":0,"delta":{"content":"i"},"finish_reason":null}]}\n\n'
+    )
+    assert out.final(DONE) == FINISH + b"data: [DONE]\n\n"
+
+
+def test_a_stream_without_text_still_has_a_first_delta():
+    first, _, rest = writer().final(DONE).partition(b"\n\n")
+    assert b'"delta":{"role":"assistant","content":""},"finish_reason":null' in first
+    assert rest == FINISH + b"data: [DONE]\n\n"
+
+
+def test_the_usage_chunk_comes_when_asked_for():
+    out = writer(include_usage=True)
+    out.delta("x")
+    usage = (
+        b'],"usage":{"prompt_tokens":42,"completion_tokens":1,"total_tokens":43,'
+        b'"prompt_tokens_details":{"cached_tokens":40}}}\n\n'
+    )
+    assert out.final(DONE) == FINISH + CHUNK + usage + b"data: [DONE]\n\n"
+
+
+def test_a_whole_completion():
+    reply = json.loads(writer().whole("hi", Done("length", Usage(1, 0, 2))))
+    assert reply["object"] == "chat.completion"
+    assert reply["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "hi"},
+            "finish_reason": "length",
+        }
+    ]
+    assert reply["usage"]["total_tokens"] == 3
+
+
+def test_ids_are_random():
+    assert OpenAIWriter("m").whole("", DONE) != OpenAIWriter("m").whole("", DONE)
+
+
+def test_an_error_event_is_a_whole_error_object():
+    assert writer().failure(Fault("no", "api_error", "runner_lost", "a[0]")) == (
+        b'data: {"error":{"message":"no","type":"api_error","param":"a[0]",'
+        b'"code":"runner_lost"}}\n\n'
+    )
+
+
+def test_model_objects():
+    entry = ModelEntry("a:b", 5, "library")
+    expected = {"id": "a:b", "created": 5, "owned_by": "library", "object": "model"}
+    assert json.loads(encode_model(entry)) == expected
+    assert json.loads(encode_models([entry])) == {"object": "list", "data": [expected]}
+    assert json.loads(encode_models([]))["data"] == []
