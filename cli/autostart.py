@@ -75,6 +75,7 @@ def daemon_command() -> list[str]:
 def _start(url: str, log_path: Path, environ: Mapping[str, str]) -> None:
     rotate(log_path)
     with log_path.open("ab") as log:
+        log_start = log.tell()  # before the child has the file too: they share the position
         child = subprocess.Popen(
             daemon_command(),
             stdin=subprocess.DEVNULL,
@@ -83,7 +84,6 @@ def _start(url: str, log_path: Path, environ: Mapping[str, str]) -> None:
             env=dict(environ),
             start_new_session=True,
         )
-        log_start = log.tell()
     deadline = time.monotonic() + START_TIMEOUT_S
     while not answers(url):
         if child.poll() is not None:

@@ -19,16 +19,7 @@ def typed(name: str, words: Sequence[str], *, path: str = "parameter") -> Any:
         raise BadRequest("", f"unknown {path} `{name}`; known are {', '.join(sorted(OPTIONS))}")
     kind = OPTIONS[name].kind
     text = " ".join(words)
-    value: Any = text
-    try:
-        if kind == "strings":
-            value = list(words)
-        elif kind == "boolean":
-            value = _SWITCH.get(text.lower(), text)
-        elif kind == "integer":
-            value = int(text)
-        else:
-            value = float(text)
-    except ValueError:
-        pass  # stays text, which the table refuses in its own words
+    value: Any = list(words) if kind == "strings" else text
+    if kind == "boolean":
+        value = _SWITCH.get(text.lower(), text)
     return check_option(name, value, path="")

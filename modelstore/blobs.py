@@ -248,6 +248,9 @@ class BlobWriter:
             self.abort()
             raise DigestMismatch(self._expected.text, digest.text)
         with self._writing():
+            # Flushed before the lock that makes it visible is taken: gigabytes take their time.
+            self._file.flush()
+            os.fsync(self._file.fileno())
             self._file.close()
             return digest, self._blobs._publish(self._temp, digest)
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import msgspec
 
+from modelstore.blobs import Blobs
 from modelstore.digest import Digest
 from modelstore.errors import InvalidCreate
+from modelstore.keep import Keep
 from modelstore.manifest import (
     CONFIG_TYPE,
     LICENSE_TYPE,
@@ -79,11 +81,29 @@ class _Draft:
     config: ModelConfig
     layers: list[Layer]
     parameters: dict[str, Any] = field(default_factory=dict)
-    new_digests: set[Digest] = field(default_factory=set)
 
     def replace_layers(self, media_types: tuple[str, ...], layers: list[Layer]) -> None:
         kept = [layer for layer in self.layers if layer.media_type not in media_types]
         self.layers = kept + layers
+
+
+class _TextWriter:
+    """Stores small layers; they are kept before anybody looks whether they exist."""
+
+    def __init__(self, blobs: Blobs, keep: Keep) -> None:
+        self._blobs = blobs
+        self._keep = keep
+
+    def layer(self, media_type: str, data: bytes) -> Layer:
+        if len(data) > TEXT_LIMIT_BYTES:
+            what = media_type.rpartition(".")[2]
+            raise InvalidCreate(f"the {what} is longer than {TEXT_LIMIT_BYTES >> 20} MiB")
+        digest = Digest.of(data)
+        self._keep.add(digest)
+        _, is_new = self._blobs.ingest([data], digest)
+        if is_new:
+            self._keep.made(digest)
+        return Layer(media_type, digest, len(data))
 
 
 def create(
@@ -99,16 +119,20 @@ def create(
     name = request.name if isinstance(request.name, ModelName) else ModelName.parse(request.name)
     _check_request(request)
     parameters = dict(check_parameters(request.parameters)) if request.parameters else {}
-    draft = yield from _start(store, request)
-    if request.adapters:
-        _add(draft, weights_from_blobs(store.blobs, request.adapters, only_adapters=True))
-    _apply_texts(store, draft, request, parameters)
-    config = _stored(store, draft, CONFIG_TYPE, encode_config(_config(draft, request)))
-    for layer in [*draft.layers, config]:
-        verb = "creating new" if layer.digest in draft.new_digests else "using existing"
-        yield Progress(f"{verb} layer {layer.digest.text}")
-    yield Progress("writing manifest")
-    store.write_manifest(name, Manifest(config, tuple(draft.layers)))
+    with store.keep() as keep:
+        draft = yield from _start(store, keep, request)
+        if request.adapters:
+            keep.add(*request.adapters.values())
+            adapters = weights_from_blobs(store.blobs, request.adapters, only_adapters=True)
+            draft.layers += [item.layer for item in adapters]
+        texts = _TextWriter(store.blobs, keep)
+        _apply_texts(texts, draft, request, parameters)
+        config = texts.layer(CONFIG_TYPE, encode_config(_config(draft, request)))
+        for layer in [*draft.layers, config]:
+            verb = "creating new" if keep.is_made(layer.digest) else "using existing"
+            yield Progress(f"{verb} layer {layer.digest.text}")
+        yield Progress("writing manifest")
+        store.write_manifest(name, Manifest(config, tuple(draft.layers)))
     yield Progress("success")
 
 
@@ -121,33 +145,31 @@ def _check_request(request: CreateRequest) -> None:
         raise InvalidCreate("only one adapter is currently supported")
 
 
-def _start(store: Store, request: CreateRequest) -> Generator[Progress, None, _Draft]:
+def _start(store: Store, keep: Keep, request: CreateRequest) -> Generator[Progress, None, _Draft]:
     if request.from_:
-        return _from_model(store, request.from_)
+        return _from_model(store, keep, request.from_)
     if request.path is None and request.files is None:
         raise InvalidCreate("neither 'from' or 'files' was specified")
     yield Progress("parsing GGUF")
     if request.path is not None:
-        weights = yield from weights_from_path(store.blobs, request.path, in_place=request.in_place)
+        weights = yield from weights_from_path(
+            store.blobs, keep, request.path, in_place=request.in_place
+        )
     else:
-        weights = weights_from_blobs(store.blobs, request.files or {})
-    draft = _Draft(_config_of(weights), [])
-    _add(draft, weights)
-    return draft
+        files = request.files or {}
+        keep.add(*files.values())
+        weights = weights_from_blobs(store.blobs, files)
+    return _Draft(_config_of(weights), [item.layer for item in weights])
 
 
-def _from_model(store: Store, name: str | ModelName) -> _Draft:
+def _from_model(store: Store, keep: Keep, name: str | ModelName) -> _Draft:
     base = store.resolve(name)
+    keep.add(*base.manifest.digests)
     layers = [
         replace(layer, from_=base.name.display()) if layer.media_type == MODEL_TYPE else layer
         for layer in base.manifest.layers
     ]
     return _Draft(base.config, layers, dict(base.parameters))
-
-
-def _add(draft: _Draft, weights: tuple[Weights, ...]) -> None:
-    draft.layers += [item.layer for item in weights]
-    draft.new_digests |= {item.layer.digest for item in weights if item.is_new}
 
 
 def _config_of(weights: tuple[Weights, ...]) -> ModelConfig:
@@ -176,11 +198,9 @@ def _config(draft: _Draft, request: CreateRequest) -> ModelConfig:
 
 
 def _apply_texts(
-    store: Store, draft: _Draft, request: CreateRequest, parameters: Mapping[str, Any]
+    texts: _TextWriter, draft: _Draft, request: CreateRequest, parameters: Mapping[str, Any]
 ) -> None:
-    def layer(media_type: str, data: bytes) -> Layer:
-        return _stored(store, draft, media_type, data)
-
+    layer = texts.layer
     if request.template:
         template = layer(TEMPLATE_TYPE, _bytes(request.template))
         draft.replace_layers((TEMPLATE_TYPE, PROMPT_TYPE), [template])
@@ -201,16 +221,6 @@ def _apply_texts(
         if license_layer.digest not in known:  # a model made again from itself gains no copies
             known.add(license_layer.digest)
             draft.layers.append(license_layer)
-
-
-def _stored(store: Store, draft: _Draft, media_type: str, data: bytes) -> Layer:
-    if len(data) > TEXT_LIMIT_BYTES:
-        what = media_type.rpartition(".")[2]
-        raise InvalidCreate(f"the {what} is longer than {TEXT_LIMIT_BYTES >> 20} MiB")
-    digest, is_new = store.blobs.ingest([data], Digest.of(data))
-    if is_new:
-        draft.new_digests.add(digest)
-    return Layer(media_type, digest, len(data))
 
 
 def _bytes(text: str) -> bytes:

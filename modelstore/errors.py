@@ -211,7 +211,14 @@ class StoreNotWritable(StoreError):
         )
 
 
+def shown(text: str) -> str:
+    """A text from outside, fit for a message: at most 80 printable characters.
+
+    A hostile name can be megabytes long or hold control characters; neither belongs in a log.
+    """
+    short = text if len(text) <= 80 else text[:77] + "..."
+    return "".join(c if c.isprintable() else "?" for c in short)
+
+
 def _quoted(text: str) -> str:
-    # A hostile name can be megabytes long or hold control characters; neither belongs in a log.
-    shown = text if len(text) <= 80 else text[:77] + "..."
-    return '"' + "".join(c if c.isprintable() else "?" for c in shown) + '"'
+    return f'"{shown(text)}"'

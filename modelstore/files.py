@@ -111,7 +111,7 @@ def writing(folder: Path, needed_bytes: int = 0) -> Iterator[None]:
             raise DiskFull(needed_bytes, free_bytes(folder)) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             problem = (error.strerror or "permission denied").lower()
-            raise StoreNotWritable(folder.name, _user(), problem) from error
+            raise StoreNotWritable(folder.name, current_user(), problem) from error
         raise
 
 
@@ -123,7 +123,8 @@ def free_bytes(folder: Path) -> int:
         return 0
 
 
-def _user() -> str:
+def current_user() -> str:
+    """The name of the user that this process runs as, for messages about permissions."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from modelstore.errors import IncompleteGGUF, InvalidGGUF
+from modelstore.errors import IncompleteGGUF, InvalidGGUF, shown
 from modelstore.files import open_regular
 from modelstore.ggml_types import (
     ARRAY,
@@ -38,7 +38,7 @@ MAX_KEY_BYTES: Final = 65_535  # the specification's own limit
 MAX_TENSOR_NAME_BYTES: Final = 63  # GGML_MAX_NAME less its terminator
 MAX_DIMENSIONS: Final = 4
 MAX_KEPT_BYTES: Final = 16 << 20  # all strings that are kept; chat templates are the longest
-MAX_ARRAY_ITEMS: Final = 4 << 20  # all items that cost a step each; vocabularies have 0.3 million
+MAX_ARRAY_ITEMS: Final = 2 << 20  # items with a step each; real vocabularies: 1.3 million
 MAX_ALIGNMENT_BYTES: Final = 1 << 20  # real values are 32 to 16384
 _MAX_ELEMENTS: Final = (1 << 63) - 1  # llama.cpp counts in int64
 
@@ -103,7 +103,7 @@ class _HeaderReader:
         for _ in range(n_keys):
             key = self._key()
             if key in metadata:
-                raise InvalidGGUF(f"the key `{_shown(key)}` appears twice")
+                raise InvalidGGUF(f"the key `{shown(key)}` appears twice")
             type_id = self._in.uint32()
             metadata[key] = value = self._value(key, type_id)
             if key == "general.alignment":
@@ -126,7 +126,7 @@ class _HeaderReader:
         if type_id == ARRAY:
             return self._array(key)
         if type_id not in SCALARS:
-            raise InvalidGGUF(f"the key `{_shown(key)}` has the unknown value type {type_id}")
+            raise InvalidGGUF(f"the key `{shown(key)}` has the unknown value type {type_id}")
         return self._in.unpack(SCALARS[type_id][1])
 
     def _array(self, key: str) -> ArrayInfo | tuple[Any, ...]:
@@ -134,14 +134,14 @@ class _HeaderReader:
         count = self._in.uint64()
         is_kept = self._arrays or key in self._wanted
         if type_id == ARRAY:
-            raise InvalidGGUF(f"the key `{_shown(key)}` holds an array of arrays")
+            raise InvalidGGUF(f"the key `{shown(key)}` holds an array of arrays")
         if type_id != STRING and type_id not in SCALARS:
-            raise InvalidGGUF(f"the key `{_shown(key)}` is an array of unknown type {type_id}")
+            raise InvalidGGUF(f"the key `{shown(key)}` is an array of unknown type {type_id}")
         if is_kept or type_id == STRING:
             self._n_items += count
             if self._n_items > MAX_ARRAY_ITEMS:
                 raise InvalidGGUF(
-                    f"the key `{_shown(key)}` claims {count} items; at most {MAX_ARRAY_ITEMS} "
+                    f"the key `{shown(key)}` claims {count} items; at most {MAX_ARRAY_ITEMS} "
                     "are allowed in a file"
                 )
         if type_id == STRING:
@@ -172,7 +172,7 @@ class _HeaderReader:
         for _ in range(n_tensors):
             tensor = self._tensor()
             if tensor.name in seen:
-                raise InvalidGGUF(f"the tensor `{_shown(tensor.name)}` appears twice")
+                raise InvalidGGUF(f"the tensor `{shown(tensor.name)}` appears twice")
             seen.add(tensor.name)
             tensors.append(tensor)
         return tuple(tensors)
@@ -184,7 +184,7 @@ class _HeaderReader:
         name = self._in.take(length).decode(errors="replace")
         n_dimensions = self._in.uint32()
         if n_dimensions > MAX_DIMENSIONS:
-            raise InvalidGGUF(f"the tensor `{_shown(name)}` has {n_dimensions} dimensions")
+            raise InvalidGGUF(f"the tensor `{shown(name)}` has {n_dimensions} dimensions")
         shape = tuple(self._in.uint64() for _ in range(n_dimensions))
         type_id = self._in.uint32()
         offset = self._in.uint64()
@@ -203,7 +203,7 @@ class _HeaderReader:
         for tensor in tensors:
             if tensor.offset != expected:
                 raise InvalidGGUF(
-                    f"the tensor `{_shown(tensor.name)}` is at offset {tensor.offset}, "
+                    f"the tensor `{shown(tensor.name)}` is at offset {tensor.offset}, "
                     f"expected {expected}; the file is corrupt"
                 )
             end = expected + tensor.size_bytes
@@ -217,14 +217,14 @@ def _tensor_size(name: str, type_id: int, shape: tuple[int, ...]) -> tuple[str, 
     if kind is None:
         label = REMOVED_TENSOR_TYPES.get(type_id, "unknown")
         raise InvalidGGUF(
-            f"the tensor `{_shown(name)}` has type {type_id} ({label}), which is not supported"
+            f"the tensor `{shown(name)}` has type {type_id} ({label}), which is not supported"
         )
     n_elements = prod(shape)
     if n_elements > _MAX_ELEMENTS or max(shape, default=0) > _MAX_ELEMENTS:
-        raise InvalidGGUF(f"the tensor `{_shown(name)}` has an impossible shape {list(shape)}")
+        raise InvalidGGUF(f"the tensor `{shown(name)}` has an impossible shape {list(shape)}")
     if (shape[0] if shape else 1) % kind.block_elements:
         raise InvalidGGUF(
-            f"the tensor `{_shown(name)}` has rows of {shape[0] if shape else 1} elements, which "
+            f"the tensor `{shown(name)}` has rows of {shape[0] if shape else 1} elements, which "
             f"{kind.name} cannot hold: blocks have {kind.block_elements}"
         )
     return kind.name, n_elements // kind.block_elements * kind.block_bytes
@@ -240,8 +240,3 @@ def _checked_alignment(type_id: int, value: Any) -> int:
             f"{MAX_ALIGNMENT_BYTES}"
         )
     return alignment
-
-
-def _shown(text: str) -> str:
-    shown = text if len(text) <= 64 else text[:61] + "..."
-    return "".join(c if c.isprintable() else "?" for c in shown)

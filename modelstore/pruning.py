@@ -17,6 +17,7 @@ from typing import Final
 from modelstore.blobs import Blobs
 from modelstore.digest import Digest
 from modelstore.files import TEMP_PREFIX
+from modelstore.in_place import SIDECAR_SUFFIX
 from modelstore.tree import remove_empty_folders
 
 _PARTIAL: Final = re.compile(r"sha256-[0-9a-f]{64}-partial.*", re.ASCII | re.DOTALL)
@@ -65,8 +66,13 @@ def prune_files(
 
 def _leftovers(blob_folder: Path, manifests: Path) -> Iterator[Path]:
     # Only names that we or a download give to unfinished files: strangers' files stay.
-    for name in os.listdir(blob_folder):
-        if name.startswith(TEMP_PREFIX) or _PARTIAL.fullmatch(name):
+    names = set(os.listdir(blob_folder)) if blob_folder.is_dir() else set()
+    for name in names:
+        is_unfinished = name.startswith(TEMP_PREFIX) or _PARTIAL.fullmatch(name)
+        is_widowed = (
+            name.endswith(SIDECAR_SUFFIX) and name.removesuffix(SIDECAR_SUFFIX) not in names
+        )
+        if is_unfinished or is_widowed:
             yield blob_folder / name
     for folder, _, names in os.walk(manifests):
         for name in names:

@@ -21,9 +21,11 @@ from modelstore.errors import (
     InvalidGGUF,
     SourceNotAllowed,
     UnsupportedFormat,
+    shown,
 )
 from modelstore.files import open_regular
 from modelstore.gguf import MAGIC, Header, read_header
+from modelstore.keep import Keep
 from modelstore.manifest import ADAPTER_TYPE, MODEL_TYPE, PROJECTOR_TYPE, Layer
 
 _ROLE_TYPES: Final = {"model": MODEL_TYPE, "adapter": ADAPTER_TYPE, "projector": PROJECTOR_TYPE}
@@ -42,11 +44,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A checked GGUF blob, the layer that it becomes, and whether the blob is new."""
+    """A checked GGUF blob and the layer that it becomes."""
 
     header: Header
     layer: Layer
-    is_new: bool
 
 
 def check_relative(file_name: str) -> None:
@@ -73,20 +74,20 @@ def weights_from_blobs(
             raise BlobNotFound(digest.text)
         if PurePosixPath(file_name).suffix == ".safetensors":
             raise UnsupportedFormat(
-                f"`{_shown(file_name)}` is a safetensors file; convert it to GGUF first"
+                f"`{shown(file_name)}` is a safetensors file; convert it to GGUF first"
             )
         if not _has_magic(blobs.path(digest)):
             is_named_gguf = PurePosixPath(file_name).suffix == ".gguf"
             raise InvalidCreate(
                 "supplied file was not in GGUF format" if is_named_gguf else "unknown type"
             )
-        weights.append(_checked(blobs, digest, is_new=False))
+        weights.append(_checked(blobs, digest))
     _check_roles(weights, only_adapters=only_adapters)
     return tuple(weights)
 
 
 def weights_from_path(
-    blobs: Blobs, path: Path, *, in_place: bool
+    blobs: Blobs, keep: Keep, path: Path, *, in_place: bool
 ) -> Generator[Progress, None, tuple[Weights, ...]]:
     """Copies a GGUF file into the store, or registers it where it is.
 
@@ -102,7 +103,10 @@ def weights_from_path(
         digest, is_new = yield from _link(blobs, path)
     else:
         digest, is_new = yield from _copy(blobs, path)
-    weights = (_checked(blobs, digest, is_new=is_new),)
+    keep.add(digest)
+    if is_new:
+        keep.made(digest)
+    weights = (_checked(blobs, digest),)
     _check_roles(weights, only_adapters=False)
     return weights
 
@@ -138,11 +142,11 @@ def _paced(status: str, total: int, counts: Iterable[int]) -> Generator[Progress
             yield Progress(status, total=total, completed=completed)
 
 
-def _checked(blobs: Blobs, digest: Digest, *, is_new: bool) -> Weights:
+def _checked(blobs: Blobs, digest: Digest) -> Weights:
     header = read_header(blobs.path(digest))
     _check_header(header)
     layer = Layer(_ROLE_TYPES[header.role], digest, header.file_size_bytes)
-    return Weights(header, layer, is_new)
+    return Weights(header, layer)
 
 
 def _check_header(header: Header) -> None:
@@ -169,7 +173,3 @@ def _check_roles(weights: Iterable[Weights], *, only_adapters: bool) -> None:
 def _has_magic(path: Path) -> bool:
     with open_regular(path) as file:
         return file.read(len(MAGIC)) == MAGIC
-
-
-def _shown(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:80])

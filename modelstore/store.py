@@ -8,11 +8,11 @@ Source: Ollama's store layout. A folder without our marker is used, but never pr
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
-import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +21,17 @@ from typing import Final
 from modelstore.blobs import Blobs
 from modelstore.cache import LruCache
 from modelstore.digest import Digest
-from modelstore.errors import BlobNotFound, CorruptManifest, ModelNotFound, StoreError
-from modelstore.files import make_folders, sync_folder, write_atomically, writing
+from modelstore.errors import (
+    BlobNotFound,
+    CorruptManifest,
+    ModelNotFound,
+    StoreError,
+    StoreNotWritable,
+)
+from modelstore.files import current_user, make_folders, sync_folder, write_atomically, writing
+from modelstore.keep import Keep, Pins
 from modelstore.locks import StoreLock
 from modelstore.manifest import (
-    MANIFEST_LIMIT_BYTES,
     Manifest,
     decode_config,
     decode_manifest,
@@ -34,7 +40,14 @@ from modelstore.manifest import (
 from modelstore.names import ModelName
 from modelstore.pruning import PruneReport, prune_files
 from modelstore.records import TEXT_LIMIT_BYTES, Listing, Record, build_listing, build_record
-from modelstore.tree import find_manifest, remove_empty_folders, spelling_for_write, walk_manifests
+from modelstore.tree import (
+    find_manifest,
+    read_manifest,
+    remove_empty_folders,
+    remove_folder,
+    spelling_for_write,
+    walk_manifests,
+)
 
 MARKER_NAME: Final = ".localrun-store"
 
@@ -65,6 +78,7 @@ class Store:
         self.blobs = Blobs(root)
         self._manifests = root / "manifests"
         self._lock = StoreLock(root)
+        self._pins = Pins()
         self._entries: LruCache[_Entry] = LruCache(_LISTINGS_KEPT)
         self._records: LruCache[Record] = LruCache(_RECORDS_KEPT)
         self._open()
@@ -118,6 +132,24 @@ class Store:
             self.blobs.check_in_place(digest)
             self.blobs.size(digest)
 
+    @contextlib.contextmanager
+    def keep(self) -> Iterator[Keep]:
+        """Keeps blobs from being removed while a model is being made of them.
+
+        At the end, what was noted as new and is named by no manifest is removed again.
+        """
+        keep = Keep(self._pins)
+        try:
+            yield keep
+        finally:
+            due = keep.end()
+            try:
+                if due:
+                    with self._lock.held():
+                        self._release(due)
+            except StoreError as error:  # must not hide why the block ended
+                _log.warning("unneeded blobs stay until the next prune: %s", error)
+
     def write_manifest(self, name: str | ModelName, manifest: Manifest) -> ModelName:
         """Makes a model visible; a model of the same name, in any spelling, is replaced.
 
@@ -137,7 +169,7 @@ class Store:
             found, path = self._find(source)
             if spelling_for_write(self._manifests, target) == found:
                 return found
-            data = _read_manifest(found, path)
+            data = read_manifest(found, path)
             return self._write(target, data, decode_manifest(data, found.display()).digests)
 
     def delete(self, name: str | ModelName) -> ModelName:
@@ -152,7 +184,7 @@ class Store:
             needed_before = self._digests_of(found, path)
             with writing(self.root):
                 if path.is_dir():
-                    _remove_folder(path, found)
+                    remove_folder(path, found)
                 else:
                     path.unlink()
                 sync_folder(path.parent)
@@ -175,21 +207,27 @@ class Store:
                 return PruneReport()
             with writing(self.root):
                 return prune_files(
-                    self.blobs, self._manifests, needed, min_age_s=min_age_s, is_dry_run=is_dry_run
+                    self.blobs,
+                    self._manifests,
+                    needed | self._pins.held,
+                    min_age_s=min_age_s,
+                    is_dry_run=is_dry_run,
                 )
 
     def _open(self) -> None:
-        is_new = not self.root.exists() or not any(self.root.iterdir())
         try:
             with writing(self.root):
+                is_new = not self.root.exists() or not any(self.root.iterdir())
                 make_folders(self.root)
                 if is_new:
                     write_atomically(self.root / MARKER_NAME, b"")
                 make_folders(self._manifests)
                 make_folders(self.blobs.folder)
         except StoreError:
-            if not self.root.is_dir():
+            if not os.access(self.root, os.R_OK | os.X_OK):
                 raise
+        except OSError as error:  # such as a file in the place of a folder
+            raise StoreNotWritable(self.root.name, current_user(), str(error.strerror)) from error
 
     def _write(self, name: ModelName, data: bytes, needed: Iterable[Digest]) -> ModelName:
         with self._lock.held():
@@ -202,7 +240,7 @@ class Store:
             needed_before = self._digests_of(stored, path)
             with writing(self.root, len(data)):
                 if path.is_dir():
-                    _remove_folder(path, stored)
+                    remove_folder(path, stored)
                 make_folders(path.parent)
                 write_atomically(path, data)
             self._release(needed_before)
@@ -224,7 +262,7 @@ class Store:
         return entry
 
     def _load(self, name: ModelName, path: Path) -> _Entry:
-        data = _read_manifest(name, path)
+        data = read_manifest(name, path)
         manifest = decode_manifest(data, name.display())
         config_bytes = self.blobs.read(manifest.config.digest, limit_bytes=TEXT_LIMIT_BYTES)
         config = decode_config(config_bytes, name.display())
@@ -244,7 +282,7 @@ class Store:
     def _digests_of(self, name: ModelName, path: Path) -> frozenset[Digest]:
         """What a manifest that is about to go keeps alive; nothing when it cannot be read."""
         try:
-            return decode_manifest(_read_manifest(name, path), name.display()).digests
+            return decode_manifest(read_manifest(name, path), name.display()).digests
         except StoreError:
             return frozenset()
 
@@ -253,7 +291,7 @@ class Store:
         needed: set[Digest] = set()
         for name, path in walk_manifests(self._manifests):
             try:
-                needed |= decode_manifest(_read_manifest(name, path), name.display()).digests
+                needed |= decode_manifest(read_manifest(name, path), name.display()).digests
             except ModelNotFound:
                 continue
             except CorruptManifest as error:
@@ -261,37 +299,15 @@ class Store:
                 return None
         return needed
 
-    def _release(self, candidates: frozenset[Digest]) -> None:
+    def _release(self, candidates: frozenset[Digest] | set[Digest]) -> None:
         if not candidates:
             return
         needed = self._needed_digests()
         if needed is None:
             return
         for digest in candidates - needed:
-            self.blobs.delete(digest)
+            self._pins.remove_unless_held(digest, self.blobs.delete)
 
 
 def _parsed(name: str | ModelName) -> ModelName:
     return name if isinstance(name, ModelName) else ModelName.parse(name)
-
-
-def _read_manifest(name: ModelName, path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise CorruptManifest(name.display(), "it is not a regular file")
-            data = file.read(MANIFEST_LIMIT_BYTES + 1)
-    except FileNotFoundError:
-        raise ModelNotFound(name.display()) from None
-    except OSError as error:
-        raise CorruptManifest(name.display(), error.strerror or "it cannot be read") from error
-    if len(data) > MANIFEST_LIMIT_BYTES:
-        raise CorruptManifest(name.display(), f"it exceeds {MANIFEST_LIMIT_BYTES >> 20} MiB")
-    return data
-
-
-def _remove_folder(path: Path, name: ModelName) -> None:
-    try:
-        path.rmdir()
-    except OSError as error:
-        raise CorruptManifest(name.display(), "a folder with files is in its place") from error

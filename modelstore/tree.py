@@ -1,7 +1,7 @@
 """The manifest tree as names: walking it, and finding a name whatever its case.
 
 Owns the rule that each of the four parts of a name matches a folder entry without regard to case,
-that an exact match is preferred, and that the spelling on disk wins. Opens no manifest.
+that an exact match is preferred, and that the spelling on disk wins. Decodes no manifest.
 Source: Ollama resolves names part by part in the same way.
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from modelstore.errors import CorruptManifest, ModelNotFound
+from modelstore.manifest import MANIFEST_LIMIT_BYTES
 from modelstore.names import PART_NAMES, ModelName, part_problem
 
 
@@ -48,6 +51,30 @@ def remove_empty_folders(folder: Path, top: Path) -> None:
         except OSError:
             return
         folder = folder.parent
+
+
+def read_manifest(name: ModelName, path: Path) -> bytes:
+    """The bytes of a manifest, within bounds. Raises: ModelNotFound, CorruptManifest."""
+    try:
+        with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CorruptManifest(name.display(), "it is not a regular file")
+            data = file.read(MANIFEST_LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        raise ModelNotFound(name.display()) from None
+    except OSError as error:
+        raise CorruptManifest(name.display(), error.strerror or "it cannot be read") from error
+    if len(data) > MANIFEST_LIMIT_BYTES:
+        raise CorruptManifest(name.display(), f"it exceeds {MANIFEST_LIMIT_BYTES >> 20} MiB")
+    return data
+
+
+def remove_folder(path: Path, name: ModelName) -> None:
+    """Removes an empty folder that took a manifest's place. Raises: CorruptManifest."""
+    try:
+        path.rmdir()
+    except OSError as error:
+        raise CorruptManifest(name.display(), "a folder with files is in its place") from error
 
 
 def _walk(folder: str, above: tuple[str, ...]) -> Iterator[tuple[ModelName, Path]]:

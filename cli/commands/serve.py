@@ -8,7 +8,7 @@ from functools import partial
 
 from cli.client import Client
 from cli.context import Context
-from cli.errors import AlreadyRunning, ApiError, CliError, PortTaken
+from cli.errors import AlreadyRunning, ApiError, CliError, Failed, PortTaken, Usage
 from cli.job import Job
 from cli.render import table
 from localrun.settings import SETTINGS, Settings
@@ -33,14 +33,19 @@ def settings_help() -> str:
 
 
 def run_serve(options: ServeOptions, context: Context) -> int:
-    """Returns when the daemon has ended. Raises: AlreadyRunning, PortTaken."""
+    """Returns when the daemon has ended. Raises: AlreadyRunning, PortTaken, Usage, Failed."""
     settings = context.settings
-    from localrun.app import AddressInUse, serve
+    from localrun.app import AddressInUse, InsecureAddress, serve
 
     try:
         return serve(settings)
     except AddressInUse as error:
         raise occupant(settings) from error
+    except InsecureAddress as error:
+        raise Usage(str(error)) from error
+    except OSError as error:
+        address = f"{settings.host}:{settings.port}"
+        raise Failed(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
 def occupant(settings: Settings) -> CliError:

@@ -100,8 +100,10 @@ TABLE: dict[type[Exception], Row] = {
 }
 
 _UNMAPPED = Row(500, code="internal_error", text="internal error")
-# Folders of an absolute path; the file's own name stays.
-_FOLDERS = re.compile(r"(?<![\w.:/-])/(?:[^/\s'\"`]+/)+")
+# Folders of an absolute path, with spaces only inside quotes; the file's own name stays.
+_FOLDERS = re.compile(
+    r"""(?<=['"`])/(?:[^/'"`\n]+/)+  |  (?<![\w.:/-])/(?:[^/\s'"`]+/)+""", re.VERBOSE
+)
 
 
 def row_of(error: Exception) -> Row | None:

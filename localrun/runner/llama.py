@@ -90,6 +90,9 @@ class LlamaVocab:
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of `text` with exactly one BOS if the model wants one, and no EOS at the end."""
+        if self._adds_bos and self.bos_text:
+            # The tokenizer adds one; a template that writes it too would make two.
+            text = text.removeprefix(self.bos_text)
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         while True:
@@ -99,8 +102,6 @@ class LlamaVocab:
                 break
             room = -n
         tokens = list(buffer[:n])
-        if self._adds_bos and tokens[:2] == [self._bos, self._bos]:
-            del tokens[0]
         if self._adds_eos and tokens and tokens[-1] == self._eos:
             del tokens[-1]
         return tokens

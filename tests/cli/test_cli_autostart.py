@@ -95,8 +95,16 @@ def test_no_start(starts: Path, settings: Settings) -> None:
 
 @pytest.mark.parametrize(
     ("host", "is_near"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("::1", True)]
-    + [("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("box", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("box", False),
+    ],
 )
 def test_is_loopback(host: str, is_near: bool) -> None:
     assert autostart.is_loopback(host) is is_near

@@ -393,6 +393,20 @@ def test_who_holds_the_port(
     assert part.format(port=stub.port) in str(found)
 
 
+def test_serve_explains_why_it_did_not_start(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = pytest.importorskip("localrun.app")
+    monkeypatch.setattr(app, "Daemon", lambda _: pytest.fail("must not get this far"))
+    models = {"LOCALRUN_MODELS": str(tmp_path)}
+    taken = shell("serve", **models)
+    assert (taken.code, "localrun 0.1.0 is already running" in taken.err) == (5, True)
+    open_host = shell("serve", **models, LOCALRUN_HOST="0.0.0.0:0")
+    assert (open_host.code, "LOCALRUN_INSECURE" in open_host.err) == (2, True)
+    no_host = shell("serve", **models, LOCALRUN_HOST="no such host:1")
+    assert (no_host.code, no_host.err.startswith("Error: cannot listen")) == (1, True)
+
+
 def test_a_port_whose_owner_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = occupant(Settings(port=silent.getsockname()[1]))
@@ -403,7 +417,7 @@ def test_typed_values() -> None:
     assert typed("num_ctx", ["512"]) == 512
     assert typed("use_mmap", ["TRUE"]) is True
     assert typed("stop", ["a", "b"]) == ("a", "b")
-    for name, words in (("use_mmap", ["maybe"]), ("top_p", ["3"]), ("num_ctx", ["1.5"])):
+    for name, words in (("use_mmap", ["maybe"]), ("top_p", ["3"]), ("num_ctx", ["1", "5"])):
         with pytest.raises(BadRequest):
             typed(name, words)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from cli_stub import Reply, Shell, Stub, chatted
+from cli_stub import Reply, Shell, Stream, Stub, chatted
 
 from cli.client import Client
 from cli.context import Context
@@ -92,8 +92,6 @@ def test_interrupt_at_the_prompt_drops_the_line(prompt: "pexpect.spawn[str]", st
 
 def test_an_error_leaves_the_prompt_open(stub: Stub, shell: Shell) -> None:
     stub.on("POST", "/api/chat", Reply(503, {"error": "busy"}), Reply(lines=chatted("ok")))
-    from cli_stub import Stream
-
     context = Context(shell.environ | {"LOCALRUN_NOHISTORY": "1"}, Stream(), Stream(), Stream())
     lines = iter(["one", "two", "/bye"])
     client = Client(context.settings.url)

@@ -1,6 +1,6 @@
 """Writes small GGUF files by struct packing, correct or with one field wrong at a time.
 
-Independent of the reader under test, so that both cannot share a mistake. Tests anywhere may use it:
+Independent of the reader under test, so that both cannot share a mistake. For use by any test:
 `write_gguf(path, tiny_metadata(), tiny_tensors())` is a complete, tiny llama-shaped file.
 """
 

@@ -17,10 +17,9 @@ EVENTS = b"".join(map(sse, DOCUMENTS)) + SSE_DONE
 
 
 def splits(data):
-    yield [data]
-    yield [data[i : i + 1] for i in range(len(data))]
-    for i in range(len(data)):
-        yield [data[:i], data[i:]]
+    """Whole, byte by byte, and cut once at every place."""
+    bytewise = [data[i : i + 1] for i in range(len(data))]
+    return [[data], bytewise, *([data[:i], data[i:]] for i in range(len(data)))]
 
 
 @pytest.mark.parametrize("pieces", splits(LINES))

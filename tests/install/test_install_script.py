@@ -1,0 +1,143 @@
+"""install.sh on machines that lack something: one sentence, an exit code, and nothing built.
+
+The script runs with a PATH that holds only what a test puts there. A real installation takes
+minutes and the network, so it is not part of the tests.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "install.sh"
+TOOLS = "awk cat df dirname getconf grep id ln ls mkdir mktemp mv readlink rm sed sh uname"
+
+
+class Machine:
+    """A home folder and a PATH of our own making."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = root / "home"
+        self.bin = root / "bin"
+        self.home.mkdir()
+        self.bin.mkdir()
+        for tool in TOOLS.split():
+            (self.bin / tool).symlink_to(shutil.which(tool) or pytest.skip(f"no {tool} here"))
+
+    def script(self, name: str, text: str) -> None:
+        """Puts a program on PATH."""
+        path = self.bin / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def install(self, *argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [str(SCRIPT), *argv],
+            env={
+                "HOME": str(self.home),
+                "PATH": str(self.bin),
+                "TMPDIR": str(self.home),
+                "LOCALRUN_INSTALL_BIN": str(self.home / "bin"),
+                **environ,
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def failure(self, *argv: str, **environ: str) -> str:
+        """The one sentence of a run that fails."""
+        result = self.install(*argv, **environ)
+        assert result.returncode == 1
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("install.sh: ")
+        return line
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def python(machine: Machine) -> Machine:
+    """A machine with this very Python."""
+    machine.script("python3", f'exec "{sys.executable}" "$@"')
+    return machine
+
+
+def test_no_python(machine: Machine) -> None:
+    assert "Python 3.11 or newer is needed and there is only no python3" in machine.failure()
+
+
+def test_an_old_python(machine: Machine) -> None:
+    machine.script("python3", 'case "$1" in --version) echo "Python 3.9.2" ;; *) exit 1 ;; esac')
+    assert "only Python 3.9.2" in machine.failure()
+    assert "is not a Python 3.11" in machine.failure("--python", str(machine.bin / "python3"))
+
+
+def test_a_python_without_venv(machine: Machine) -> None:
+    machine.script("python3", 'case "$2" in *ensurepip*) exit 1 ;; esac')
+    assert "python3 has no venv module; install it" in machine.failure()
+
+
+def test_no_compiler(python: Machine) -> None:
+    assert "a C and C++ compiler is needed" in python.failure()
+    assert "CXX names clang++-99" in python.failure(CXX="clang++-99 -O2")
+
+
+def test_a_full_disk(python: Machine) -> None:
+    python.script("cc", "exit 0")
+    python.script("c++", "exit 0")
+    line = python.failure(LOCALRUN_INSTALL_MIN_DISK_MB="99999999")
+    assert "99999999 MB are needed" in line
+    assert str(python.home) in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["--frob"], "no option --frob"),
+        (["--python"], "--python needs"),
+        (["--purge-models"], "only together with --uninstall"),
+        (["--python", "none"], "none is not a Python 3.11"),
+    ],
+)
+def test_wrong_options(machine: Machine, argv: list[str], part: str) -> None:
+    assert part in machine.failure(*argv)
+
+
+def test_help(machine: Machine) -> None:
+    result = machine.install("--help")
+    assert (result.returncode, result.stdout.startswith("Usage: ./install.sh")) == (0, True)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="the data folder is elsewhere there")
+def test_uninstall_keeps_models_unless_told(machine: Machine) -> None:
+    data = machine.home / ".local/share/localrun"
+    link = machine.home / "bin/localrun"
+    models = data / "models"
+    models.mkdir(parents=True)
+    (models / ".localrun-store").touch()
+    (data / "venv/bin").mkdir(parents=True)
+    link.parent.mkdir()
+    link.symlink_to(data / "venv/bin/localrun")
+    kept = machine.install("--uninstall")
+    assert kept.returncode == 0
+    assert f"the models are still in {models}" in kept.stdout
+    assert not os.path.lexists(link)
+    assert not (data / "venv").exists()
+    assert machine.install("--uninstall", "--purge-models").returncode == 0
+    assert not models.exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="the data folder is elsewhere there")
+def test_purge_spares_a_store_that_is_not_ours(machine: Machine) -> None:
+    models = machine.home / ".local/share/localrun/models"
+    models.mkdir(parents=True)
+    assert "was not made by localrun" in machine.failure("--uninstall", "--purge-models")
+    assert models.is_dir()
