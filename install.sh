@@ -65,8 +65,12 @@ main() {
     make_venv
     install_packages
     put_on_path
-    if [ "$model" = yes ]; then add_model; fi
-    say "localrun is ready: ${command_name} run $MODEL_NAME"
+    if [ "$model" = yes ]; then
+        add_model
+        say "localrun is ready; try: $command_name run $MODEL_NAME"
+    else
+        say "localrun is ready: $command_name --help"
+    fi
 }
 
 read_arguments() {
@@ -111,8 +115,6 @@ choose_folders() {
     bin=${LOCALRUN_INSTALL_BIN:-$bin}
 }
 
-# --- what the machine offers ---------------------------------------------------------------------
-
 find_python() {
     if [ -n "$python" ]; then
         is_new_enough "$python" ||
@@ -151,20 +153,17 @@ package_hint() { # NAME: how this system installs a compiler or a Python
 }
 
 check_compiler() {
-    if [ "$OS" = Darwin ] && ! xcode-select -p >/dev/null 2>&1; then
-        fail "a C++ compiler is needed to build llama.cpp; install one ($(package_hint c++))"
-    fi
     if [ -n "${CXX:-}" ]; then
         has "${CXX%% *}" || fail "CXX names ${CXX%% *}, which is not there; correct or unset it"
         return
     fi
-    for compiler in c++ g++ clang++; do
-        if has "$compiler" && has cc; then return; fi
-    done
+    # On macOS the commands are there even before the tools are.
+    if [ "$OS" = Darwin ] && xcode-select -p >/dev/null 2>&1; then return; fi
+    if [ "$OS" != Darwin ] && { has c++ || has g++ || has clang++; }; then return; fi
     fail "a C and C++ compiler is needed to build llama.cpp; install one ($(package_hint c++))"
 }
 
-check_disk() { # FOLDER MEGABYTES
+check_disk() { # FOLDER MEGABYTES [WHAT ELSE HELPS]
     folder=$1
     while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
     free_mb=$(df -Pk "$folder" | awk 'NR == 2 { print int($4 / 1024) }')
@@ -181,8 +180,6 @@ cpu_flags() {
         sysctl -n machdep.cpu.brand_string machdep.cpu.features 2>/dev/null || uname -m
     fi
 }
-
-# --- llama.cpp -----------------------------------------------------------------------------------
 
 choose_build() { # version, flags, and the cache folder that both lead to
     llama=$(sed -n 's/^ *"llama-cpp-python==\([0-9.]*\)".*/\1/p' "$ROOT/pyproject.toml")
@@ -227,8 +224,6 @@ build_wheel() {
     mv "$scratch"/wheel/llama_cpp_python-*.whl "$llama_cache/"
 }
 
-# --- the environment -----------------------------------------------------------------------------
-
 run_pip() { # VENV ARGUMENTS…
     environment=$1
     shift
@@ -252,71 +247,38 @@ make_venv() {
 }
 
 install_packages() {
-    extra='' target=$ROOT
-    if [ "$dev" = yes ]; then extra=dev; fi
-    # The build backend is installed too, so that an update of the checkout needs no network.
-    requirements=$scratch/requirements.txt
-    read_requirements "$extra" >"$requirements"
-    if [ "$(cat "$venv/llama-build" 2>/dev/null)" != "$key" ]; then
-        run_pip "$venv" uninstall --yes llama-cpp-python || true
-    fi
-    if ! is_satisfied "$requirements"; then
+    project=$ROOT stamp="$key dev=$dev $(cksum <"$ROOT/pyproject.toml")"
+    packages=$cache/packages
+    mkdir -p "$packages"
+    if [ "$dev" = yes ]; then project="${ROOT}[dev]"; fi
+    if [ "$(cat "$venv/install-stamp" 2>/dev/null)" != "$stamp" ] || ! run_pip "$venv" check; then
         say 'installing packages'
-        fetch_and_install "$requirements"
-        echo "$key" >"$venv/llama-build"
+        rm -f "$venv/install-stamp"
+        run_pip "$venv" uninstall --yes llama-cpp-python || true # perhaps of another build
+        install_from_cache || fetch_packages
+        echo "$stamp" >"$venv/install-stamp"
     fi
-    set -- --no-index --no-deps --no-build-isolation --force-reinstall
-    if [ "$dev" = yes ]; then set -- "$@" --editable; fi
-    run_pip "$venv" install "$@" "$target" || explain_pip 'localrun itself could not be installed'
+    install_from_cache --no-deps --force-reinstall || # the checkout may have changed
+        explain_pip 'localrun itself could not be installed'
     "$venv/bin/python" -c 'import llama_cpp' 2>>"$log" ||
         fail "the build of llama.cpp does not load here; the end of $log says why"
 }
 
-read_requirements() { # EXTRA: one requirement a line
-    "$venv/bin/python" - "$ROOT/pyproject.toml" "$1" <<'PYTHON'
-import sys, tomllib
-
-with open(sys.argv[1], "rb") as file:
-    document = tomllib.load(file)
-project = document["project"]
-extra = project["optional-dependencies"][sys.argv[2]] if sys.argv[2] else []
-print(*document["build-system"]["requires"], *project["dependencies"], *extra, sep="\n")
-PYTHON
+install_from_cache() { # OPTIONS…
+    if [ "$dev" = yes ]; then set -- "$@" --editable; fi
+    run_pip "$venv" install --no-index --only-binary llama-cpp-python \
+        --find-links "$llama_cache" --find-links "$packages" "$@" "$project"
 }
 
-is_satisfied() { # FILE
-    "$venv/bin/python" - "$1" <<'PYTHON' 2>>"$log"
-import sys
-from importlib.metadata import PackageNotFoundError, version
-from pip._vendor.packaging.requirements import Requirement
-
-def is_there(line: str) -> bool:
-    wanted = Requirement(line)
-    if wanted.marker and not wanted.marker.evaluate():
-        return True
-    try:
-        return wanted.specifier.contains(version(wanted.name), prereleases=True)
-    except PackageNotFoundError:
-        return False
-
-with open(sys.argv[1]) as file:
-    sys.exit(not all(map(is_there, file.read().splitlines())))
-PYTHON
+fetch_packages() { # the build backend too, so that a later update needs no network
+    : >"$log"      # what the cache lacked is no news
+    run_pip "$venv" wheel -w "$packages" --only-binary llama-cpp-python \
+        --find-links "$llama_cache" --find-links "$packages" hatchling editables "$project" ||
+        explain_pip 'the packages could not be fetched'
+    # These two depend on the checkout and on the build.
+    rm -f "$packages"/localrun-*.whl "$packages"/llama_cpp_python-*.whl
+    install_from_cache || explain_pip 'the packages could not be installed'
 }
-
-fetch_and_install() { # FILE: from the cache when it has everything, else from the index
-    packages=$cache/packages
-    mkdir -p "$packages"
-    set -- --only-binary llama-cpp-python --find-links "$llama_cache" --find-links "$packages" \
-        -r "$1"
-    if run_pip "$venv" install --no-index "$@"; then return; fi
-    : >"$log" # what the cache lacked is no news
-    run_pip "$venv" wheel -w "$packages" "$@" || explain_pip 'the packages could not be fetched'
-    rm -f "$packages"/llama_cpp_python-*.whl # lives under its own key
-    run_pip "$venv" install --no-index "$@" || explain_pip 'the packages could not be installed'
-}
-
-# --- command and model ---------------------------------------------------------------------------
 
 put_on_path() {
     command_name=localrun

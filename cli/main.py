@@ -31,13 +31,21 @@ ALIASES = {"ls": "list", "start": "serve"}
 
 def main() -> None:
     """Entry point of the installed program."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while the first modules were still being imported
+        code = 130
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
     """Parses and runs one command line on the process's own streams; the exit code."""
     from cli.context import Context
 
+    # A caller may have closed them; None would be a special case everywhere else.
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         # Files and pipes get UTF-8 whatever the locale says; a terminal keeps its own encoding.
         if not stream.isatty():

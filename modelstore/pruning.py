@@ -74,8 +74,8 @@ def _leftovers(blob_folder: Path, manifests: Path) -> Iterator[Path]:
         )
         if is_unfinished or is_widowed:
             yield blob_folder / name
-    for folder, _, names in os.walk(manifests):
-        for name in names:
+    for folder, _, file_names in os.walk(manifests):
+        for name in file_names:
             if name.startswith(TEMP_PREFIX):
                 yield Path(folder, name)
 

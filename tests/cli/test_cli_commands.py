@@ -240,6 +240,15 @@ def test_broken_pipe_is_quiet(stub: Stub, shell: Shell) -> None:
     child.stderr.close()
 
 
+def test_closed_streams_are_no_special_case(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated("ok")))
+    line = f"{sys.executable} -m cli run m x <&- 2>&-"
+    result = subprocess.run(
+        ["sh", "-c", line], env=shell.environ, capture_output=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, b"ok\n")
+
+
 def test_create_from_a_modelfile(stub: Stub, shell: Shell, tmp_path: Path) -> None:
     stub.on("POST", "/api/create", Reply(lines=[{"status": "writing manifest"}]))
     modelfile = tmp_path / "Other"

@@ -21,7 +21,7 @@ LOADED = Reply(body={"done": True, "done_reason": "load"})
 def prompt(stub: Stub, shell: Shell, tmp_path: Path) -> Iterator["pexpect.spawn[str]"]:
     """`localrun run m`, waiting at its first prompt."""
     stub.on("POST", "/api/generate", LOADED)
-    environ = os.environ | shell.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
+    environ = os.environ | shell.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
     child = pexpect.spawn(
         sys.executable, ["-m", "cli", "run", "m"], env=environ, encoding="utf-8", timeout=30
     )
@@ -58,6 +58,16 @@ def test_a_conversation(prompt: "pexpect.spawn[str]", stub: Stub) -> None:
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "two"},
     ]
+
+
+def test_a_pasted_text_is_one_question(prompt: "pexpect.spawn[str]", stub: Stub) -> None:
+    stub.on("POST", "/api/chat", Reply(lines=chatted("ok")))
+    prompt.send("\x1b[200~first 漢\nsecond\x1b[201~")
+    prompt.expect_exact("second")
+    prompt.sendline("")
+    prompt.expect_exact("ok")
+    (request,) = stub.asked("/api/chat")
+    assert request.json["messages"] == [{"role": "user", "content": "first 漢\nsecond"}]
 
 
 def test_interrupt_stops_the_answer_and_keeps_the_prompt(

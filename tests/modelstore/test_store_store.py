@@ -39,9 +39,9 @@ from modelstore.manifest import (
     encode_config,
     encode_manifest,
 )
+from modelstore.names import DEFAULT_HOST
 from modelstore.store import MARKER_NAME, Store
 
-HOST = "registry.ollama.ai"
 CONFIG = encode_config(ModelConfig(model_format="gguf", model_family="llama"))
 
 
@@ -68,7 +68,7 @@ def add(store: Store, name: str, weights: bytes = b"weights", **texts: bytes) ->
 
 
 def path_of(store: Store, *parts: str) -> Path:
-    return store.root.joinpath("manifests", HOST, "library", *parts)
+    return store.root.joinpath("manifests", DEFAULT_HOST, "library", *parts)
 
 
 def names(store: Store) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_model_is_resolved_with_all_its_parts(store: Store) -> None:
     assert [path.read_bytes() for path in record.adapter_paths] == [b"lora"]
     assert [path.read_bytes() for path in record.projector_paths] == [b"clip"]
     assert record.size_bytes == record.manifest.size_bytes
-    path = store.root / "manifests" / HOST / "user" / "m" / "7b"
+    path = store.root / "manifests" / DEFAULT_HOST / "user" / "m" / "7b"
     assert record.digest == hashlib.sha256(path.read_bytes()).hexdigest()
     assert record.modified_at == datetime.fromtimestamp(path.stat().st_mtime, UTC)
     store.check_files(record)
@@ -391,7 +391,7 @@ def test_a_relocated_store_is_followed_through_links(tmp_path: Path) -> None:
     (tmp_path / "store").symlink_to(tmp_path / "disk")
     store = Store(tmp_path / "store")
     add(store, "m")
-    assert (tmp_path / "disk" / "manifests" / HOST / "library" / "m" / "latest").is_file()
+    assert (tmp_path / "disk" / "manifests" / DEFAULT_HOST / "library" / "m" / "latest").is_file()
     other = tmp_path / "bigger"
     store.blobs.folder.rename(other)
     (tmp_path / "disk" / "blobs").symlink_to(other)
