@@ -36,10 +36,11 @@ class Client:
         """`timeout_s` bounds every wait for bytes; None waits as long as a model needs to load."""
         parts = urlsplit(url)
         self.url = url
+        self.host = parts.hostname or "127.0.0.1"
         self._timeout_s = timeout_s
         connect_s = CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
         self._connection = http.client.HTTPConnection(
-            parts.hostname or "127.0.0.1", parts.port or 80, timeout=connect_s
+            self.host, parts.port or 80, timeout=connect_s
         )
         self._used_at = 0.0
 

@@ -9,7 +9,7 @@ touches neither disk nor network; running the job does.
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
     from cli.context import Context
@@ -43,9 +43,9 @@ def run(argv: list[str]) -> int:
     from cli.context import Context
 
     # A caller may have closed them; None would be a special case everywhere else.
-    sys.stdin = sys.stdin or open(os.devnull)
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115  open for the whole life
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         # Files and pipes get UTF-8 whatever the locale says; a terminal keeps its own encoding.
         if not stream.isatty():
@@ -97,11 +97,18 @@ def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int"
 
     from cli.errors import Usage
 
+    def _program(
+        version: Annotated[
+            bool, typer.Option("--version", "-v", help="Show the version and exit.")
+        ] = False,
+    ) -> None:
+        """Run GGUF models on this machine."""
+        # `parse` has dealt with the option already; here it only has to be in the help.
+
     app = typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        help="Run GGUF models on this machine.",
     )
     for name in names:
         module_name, function_name = COMMANDS[name]
@@ -109,7 +116,7 @@ def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int"
         epilog = module.settings_help() if hasattr(module, "settings_help") else None
         app.command(name, epilog=epilog)(getattr(module, function_name))
     if len(names) > 1:
-        app.callback()(_version_option)
+        app.callback()(_program)
     command = typer.main.get_command(app)
     try:
         parsed: Job | int = command.main(args=words, prog_name=program, standalone_mode=False)
@@ -117,10 +124,6 @@ def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int"
     except typer.TyperException as error:
         problem = error.format_message()
         raise Usage(f"{problem}\n`{program} --help` shows how it is used") from error
-
-
-def _version_option() -> None:
-    """Run GGUF models on this machine."""
 
 
 def _forget_stdout() -> None:

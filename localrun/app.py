@@ -4,6 +4,7 @@ Also the life of the daemon: a taken port, signals, and a shutdown that finishes
 """
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import os
@@ -198,7 +199,9 @@ def bind(settings: Settings) -> socket.socket:
         sock.listen(2048)
     except OSError as error:
         sock.close()
-        raise AddressInUse(settings.host, settings.port) from error
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(settings.host, settings.port) from error
+        raise
     return sock
 
 

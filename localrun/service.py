@@ -133,6 +133,7 @@ class InferenceService:
         record = self._store.resolve(call.model)
         if record.model_path is None or record.model_digest is None:
             raise Unsupported(call.model, call.capability)
+        self._store.check_files(record)
         header = _header(record.model_path, record.model_digest.text)
         if header.is_embedding_model:
             raise Unsupported(call.model, call.capability)

@@ -63,7 +63,7 @@ def run_create(options: CreateOptions, context: Context) -> int:
     body = _texts(modelfile)
     client = context.connect()
     with ProgressLine(context.stderr) as progress:
-        source = _Source(client, progress, folder, is_near=is_loopback(_host(client)))
+        source = _Source(client, progress, folder, is_near=is_loopback(client.host))
         body |= source.weights(modelfile.froms, in_place=options.in_place)
         body |= source.adapters(modelfile.adapters)
         body |= {"model": options.name, "stream": True}
@@ -95,10 +95,8 @@ def _modelfile(options: CreateOptions, context: Context) -> tuple[Modelfile, Pat
 
 def _texts(modelfile: Modelfile) -> dict[str, Any]:
     """The fields that need no file. Raises: BadRequest for a PARAMETER that is wrong."""
-    refused = {"DRAFT": modelfile.drafts}
-    for instruction, value in refused.items():
-        if value:
-            raise Usage(f"{instruction} is not supported")
+    if modelfile.drafts:
+        raise Usage("DRAFT is not supported")
     fields: dict[str, Any] = {
         "template": modelfile.template,
         "system": modelfile.system,
@@ -181,9 +179,3 @@ class _Source:
             yield chunk
             done += len(chunk)
             self.progress.show(f"sending {path.name}", done, total)
-
-
-def _host(client: Client) -> str:
-    from urllib.parse import urlsplit
-
-    return urlsplit(client.url).hostname or ""

@@ -1,0 +1,30 @@
+"""llama.cpp's own server out of the `xllamacpp` wheel, in a process of its own.
+
+`python -m bench.xllamacpp_server MODEL N_PARALLEL WINDOW THREADS`: serves until it is killed, prints
+the address. The wheel's defaults, except for what llama-server is told as well.
+"""
+
+import sys
+import threading
+
+import xllamacpp
+
+
+def main() -> None:
+    """Starts the server and waits for the end."""
+    model, n_parallel, window, threads = sys.argv[1], *map(int, sys.argv[2:5])
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.n_parallel = n_parallel
+    params.n_ctx = n_parallel * window
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    server = xllamacpp.Server(params)
+    print(f"system_info: {xllamacpp.get_system_info()}")
+    print(f"listening on {server.listening_address}", flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

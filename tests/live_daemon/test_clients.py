@@ -1,0 +1,159 @@
+"""The official Python clients of Ollama and OpenAI against a live daemon with a real model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import ollama
+import openai
+import pytest
+from live import Daemon, wait_until
+
+MODEL = "smollm2:135m"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture
+def client(smollm2_daemon: Daemon) -> Iterator[ollama.Client]:
+    client = ollama.Client(host=smollm2_daemon.url)
+    yield client
+    client._client.close()
+
+
+@pytest.fixture
+def openai_client(smollm2_daemon: Daemon) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{smollm2_daemon.url}/v1", api_key="unused") as client:
+        yield client
+
+
+# ---- ollama
+
+
+def test_ollama_chat_and_its_stream_say_the_same(client: ollama.Client) -> None:
+    options = {"temperature": 0, "num_predict": 16}
+    whole = client.chat(MODEL, QUESTION, options=options)
+    parts = list(client.chat(MODEL, QUESTION, options=options, stream=True))
+    assert "Paris" in whole.message.content
+    assert "".join(part.message.content or "" for part in parts) == whole.message.content
+    assert [part.done for part in parts].count(True) == 1
+    assert parts[-1].eval_count == whole.eval_count
+    for duration in (whole.total_duration, whole.eval_duration, whole.prompt_eval_duration):
+        assert duration
+        assert duration > 0
+
+
+def test_ollama_generate_continues_its_context(client: ollama.Client) -> None:
+    options = {"temperature": 0, "num_predict": 8}
+    first = client.generate(MODEL, "My name is Ada.", options=options)
+    second = client.generate(MODEL, "What is my name?", context=first.context, options=options)
+    assert first.context
+    assert second.prompt_eval_count > first.prompt_eval_count
+    raw = client.generate(MODEL, "one two three four", raw=True, options=options)
+    assert "five" in raw.response
+    assert raw.context is None
+
+
+def test_ollama_loads_lists_and_unloads(client: ollama.Client) -> None:
+    loaded = client.generate(MODEL)
+    assert (loaded.done, loaded.done_reason) == (True, "load")
+    running = client.ps().models
+    assert [model.model for model in running] == [MODEL]
+    assert running[0].size_vram == 0
+    assert running[0].context_length == 2048
+    listed = client.list().models
+    assert [model.model for model in listed] == [MODEL]
+    assert listed[0].details.quantization_level == "Q4_1"
+    assert client.generate(MODEL, keep_alive=0).done_reason == "unload"
+    wait_until(lambda: not client.ps().models, "the model to be unloaded")
+
+
+def test_ollama_shows_creates_and_deletes(client: ollama.Client, smollm2_path: Path) -> None:
+    shown = client.show(MODEL)
+    assert shown.modelinfo["general.architecture"] == "llama"
+    assert shown.capabilities == ["completion"]
+    assert "<|im_start|>" in (shown.template or "")
+    digest = client.create_blob(smollm2_path)
+    client.create("copy", files={"model.gguf": digest}, system="Answer in French.")
+    assert client.show("copy").details.family == "llama"
+    client.copy("copy", "other")
+    for name in ("copy", "other"):
+        assert client.delete(name).status == "success"
+    with pytest.raises(ollama.ResponseError) as error:
+        client.show("copy")
+    assert error.value.status_code == 404
+
+
+def test_ollama_errors_carry_status_and_text(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError) as missing:
+        client.chat("no-such-model", QUESTION)
+    assert missing.value.status_code == 404
+    assert missing.value.error == "model 'no-such-model' not found"
+    with pytest.raises(ollama.ResponseError) as bad:
+        client.chat(MODEL, QUESTION, options={"temperature": "hot"})
+    assert bad.value.status_code == 400
+    assert "temperature" in bad.value.error
+
+
+def test_ollama_stream_that_is_left_frees_its_slot(
+    client: ollama.Client, smollm2_daemon: Daemon
+) -> None:
+    stream = client.generate(MODEL, "Tell me a long story.", stream=True)
+    next(iter(stream))
+    stream.close()
+    wait_until(lambda: smollm2_daemon.n_busy() == 0, "the slot to be free")
+
+
+# ---- openai
+
+
+def test_openai_chat_and_its_stream_say_the_same(openai_client: openai.OpenAI) -> None:
+    request = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 16}
+    whole = openai_client.chat.completions.create(**request)
+    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    with openai_client.chat.completions.create(
+        **request, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+
+
+def test_openai_accumulated_stream_equals_the_plain_answer(
+    openai_client: openai.OpenAI,
+) -> None:
+    request = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 16}
+    plain = openai_client.chat.completions.create(**request).choices[0]
+    with openai_client.chat.completions.stream(**request) as stream:
+        accumulated = stream.get_final_completion().choices[0]
+    assert accumulated.message.content == plain.message.content
+    assert accumulated.message.role == plain.message.role
+    assert accumulated.finish_reason == plain.finish_reason
+
+
+def test_openai_max_completion_tokens_and_stop_hold(openai_client: openai.OpenAI) -> None:
+    short = openai_client.chat.completions.create(
+        model=MODEL, messages=QUESTION, max_completion_tokens=3, temperature=0
+    )
+    assert short.choices[0].finish_reason == "length"
+    assert short.usage.completion_tokens == 3
+    stopped = openai_client.chat.completions.create(
+        model=MODEL, messages=QUESTION, stop=["Paris"], temperature=0
+    )
+    assert stopped.choices[0].finish_reason == "stop"
+    assert "Paris" not in (stopped.choices[0].message.content or "")
+
+
+def test_openai_lists_models_and_finds_one(openai_client: openai.OpenAI) -> None:
+    assert [model.id for model in openai_client.models.list()] == [MODEL]
+    assert openai_client.models.retrieve(MODEL).object == "model"
+
+
+def test_openai_errors_are_of_the_right_class(openai_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        openai_client.chat.completions.create(model="no-such-model", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError) as error:
+        openai_client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "word " * 5000}]
+        )
+    assert error.value.code == "context_length_exceeded"
