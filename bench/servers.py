@@ -4,32 +4,24 @@ One server runs at a time, because an idle one can still spin on a core. Each ge
 file, number of threads, slots and window, and its own defaults for everything else.
 """
 
-import http.client
-import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import psutil
 
+from bench.child import Child, request
 from bench.load import Endpoint
 
-# Loading a model from a cold disk; beyond this something hangs.
-_START_LIMIT_S = 300.0
-_STOP_LIMIT_S = 15.0
-
 _HERE = Path(__file__).resolve().parent
-_LISTENING = re.compile(r"listening on (?:\S+ port |http://127\.0\.0\.1:)(\d+)")
 _SYSTEM_INFO = re.compile(r"system_info: .*?((?:CPU|CUDA|Metal)\b.*)")
 
 # The peers' prefix caches are switched off; the prompts differ anyway.
@@ -66,53 +58,6 @@ class Server(Protocol):
         ...
 
 
-class _Child:
-    """A child process that logs into a file and says where it listens."""
-
-    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
-        handle, path = tempfile.mkstemp(prefix="localrun-bench-", suffix=".log")
-        self._log = Path(path)
-        with os.fdopen(handle, "wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def log(self) -> str:
-        """What it has printed so far."""
-        return self._log.read_text(errors="replace")
-
-    def wait_port(self) -> int:
-        """The port it listens on, once it answers there."""
-        found = self._wait(lambda: _LISTENING.search(self.log()))
-        port = int(found[1])
-        self._wait(lambda: _is_healthy(port))
-        return port
-
-    def _wait(self, condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + _START_LIMIT_S
-        while time.monotonic() < deadline:
-            if value := condition():
-                return value
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.05)
-        raise RuntimeError(f"{self.process.args!r} does not serve:\n{self.log()[-2000:]}")
-
-    def stop(self) -> None:
-        """Ends it: politely, then not."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(_STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._log.unlink()
-
-
 class Localrun:
     """Our daemon on a store of its own, with the model registered in place."""
 
@@ -121,10 +66,12 @@ class Localrun:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._store: tempfile.TemporaryDirectory[str] | None = None
         self.idle_rss_bytes = 0
         self.url = ""
+        # What the runner's environment says to libgomp.
+        self.openmp: dict[str, str] = {}
 
     def start(self, n_parallel: int) -> Endpoint:
         """See Server. Raises RuntimeError when the model got fewer slots than asked for."""
@@ -138,30 +85,35 @@ class Localrun:
             "KEEP_ALIVE": -1,
         }
         env = {**clean_environment(), **{f"LOCALRUN_{k}": str(v) for k, v in settings.items()}}
-        self._child = _Child([sys.executable, "-m", "cli", "serve"], env)
+        self._child = Child([sys.executable, "-m", "cli", "serve"], env)
         port = self._child.wait_port()
         self.url = f"http://127.0.0.1:{port}"
         self.idle_rss_bytes = self.processes()["daemon"].memory_info().rss
         path = str(self._setup.model)
         body = {"model": self._MODEL, "path": path, "in_place": True, "stream": False}
-        _request(port, "POST", "/api/create", body)
-        _request(port, "POST", "/api/generate", {"model": self._MODEL})
-        n_slots = _request(port, "GET", "/api/ps")["models"][0]["slots"]["total"]
+        request(port, "POST", "/api/create", body)
+        request(port, "POST", "/api/generate", {"model": self._MODEL})
+        n_slots = request(port, "GET", "/api/ps")["models"][0]["slots"]["total"]
         if n_slots != n_parallel:
             raise RuntimeError(f"the model has {n_slots} slots instead of {n_parallel}")
+        variables = self.processes()["runner"].environ()
+        self.openmp = {k: v for k, v in variables.items() if k.startswith(("GOMP_", "OMP_"))}
         return Endpoint("127.0.0.1", port, self._MODEL)
 
     def stop(self) -> None:
         """See Server."""
-        assert self._child is not None and self._store is not None
-        self._child.stop()
-        self._store.cleanup()
+        if self._child is not None:
+            self._child.stop()
+        if self._store is not None:
+            self._store.cleanup()
 
     def processes(self) -> dict[str, psutil.Process]:
         """`daemon`, and `runner` once a model is loaded."""
         assert self._child is not None
         daemon = psutil.Process(self._child.process.pid)
-        return {"daemon": daemon, **{"runner": child for child in daemon.children()}}
+        found = {"daemon": daemon}
+        found.update(("runner", child) for child in daemon.children())
+        return found
 
     def about(self) -> str:
         """See Server."""
@@ -177,12 +129,12 @@ class LlamaCpp:
         self.name = name
         self._command = command
         self._env = env
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._about = ""
 
     def start(self, n_parallel: int) -> Endpoint:
         """See Server."""
-        self._child = _Child(self._command(n_parallel), self._env)
+        self._child = Child(self._command(n_parallel), self._env)
         port = self._child.wait_port()
         if found := _SYSTEM_INFO.search(self._child.log()):
             self._about = found[1].strip(" |")
@@ -190,8 +142,8 @@ class LlamaCpp:
 
     def stop(self) -> None:
         """See Server."""
-        assert self._child is not None
-        self._child.stop()
+        if self._child is not None:
+            self._child.stop()
 
     def processes(self) -> dict[str, psutil.Process]:
         """`server`."""
@@ -213,7 +165,7 @@ class Remote:
 
     def start(self, n_parallel: int) -> Endpoint:
         """See Server; only looks which model it offers."""
-        models = _request(self._port, "GET", "/v1/models", host=self._host)["data"]
+        models = request(self._port, "GET", "/v1/models", host=self._host)["data"]
         return Endpoint(self._host, self._port, models[0]["id"], _PEER_EXTRA)
 
     def stop(self) -> None:
@@ -273,28 +225,3 @@ def clean_environment() -> dict[str, str]:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])
-
-
-def _is_healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health", headers={"Connection": "close"})
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
-
-
-def _request(port: int, method: str, path: str, body: Any = None, host: str = "127.0.0.1") -> Any:
-    connection = http.client.HTTPConnection(host, port, timeout=_START_LIMIT_S)
-    try:
-        data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {"Connection": "close"})
-        response = connection.getresponse()
-        text = response.read()
-        if response.status != 200:
-            raise RuntimeError(f"{method} {path}: {response.status} {text!r}")
-        return json.loads(text)
-    finally:
-        connection.close()

@@ -1,7 +1,7 @@
 """llama.cpp's own server out of the `xllamacpp` wheel, in a process of its own.
 
-`python -m bench.xllamacpp_server MODEL N_PARALLEL WINDOW THREADS`: serves until it is killed, prints
-the address. The wheel's defaults, except for what llama-server is told as well.
+`python -m bench.xllamacpp_server MODEL N_PARALLEL WINDOW THREADS` prints its address and serves
+until it is killed. The defaults of the wheel, except for what llama-server is told as well.
 """
 
 import sys

@@ -1,0 +1,224 @@
+"""Who may import whom: the two tables below are the rules, and every module is held to them."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("localrun", "modelstore", "cli")
+
+# room → what it may import of this project; a name allows everything below it as well. The bare
+# package `localrun` holds the version and is open to all but the store. A room is a module or
+# package directly below `localrun`, the module `cli.commands.serve`, or else a package.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "localrun": (),
+    "localrun.core": (),
+    "localrun.units": (),
+    "localrun.errors": (),
+    "localrun.options": ("localrun.core", "localrun.errors"),
+    "localrun.settings": ("localrun.units",),
+    "localrun.ipc": ("localrun.core", "localrun.errors", "localrun.ipc"),
+    "localrun.runner": ("localrun.core", "localrun.errors", "localrun.ipc", "localrun.runner"),
+    "localrun.placement": ("localrun.core", "localrun.errors", "localrun.placement"),
+    "localrun.residency": (
+        "localrun.core",
+        "localrun.errors",
+        "localrun.units",
+        "localrun.residency",
+    ),
+    "localrun.supervisor": (
+        "localrun.core",
+        "localrun.errors",
+        "localrun.ipc",
+        "localrun.supervisor",
+    ),
+    "localrun.wire": (
+        "localrun.core",
+        "localrun.errors",
+        "localrun.options",
+        "localrun.units",
+        "localrun.wire",
+    ),
+    "localrun.service": (
+        "localrun.core",
+        "localrun.errors",
+        "localrun.options",
+        "localrun.ipc.messages",
+        "localrun.placement",
+        "localrun.residency",
+        "localrun.supervisor",
+        "modelstore",
+    ),
+    "localrun.http": (
+        "localrun.core",
+        "localrun.errors",
+        "localrun.options",
+        "localrun.settings",
+        "localrun.units",
+        "localrun.wire",
+        "localrun.service",
+        "localrun.http",
+        "modelstore",
+    ),
+    "localrun.app": (
+        "localrun.core",
+        "localrun.errors",
+        "localrun.settings",
+        "localrun.units",
+        "localrun.placement",
+        "localrun.residency",
+        "localrun.supervisor",
+        "localrun.service",
+        "localrun.http",
+        "modelstore",
+    ),
+    "modelstore": ("modelstore",),
+    "cli": (
+        "cli",
+        "localrun.core",
+        "localrun.errors",
+        "localrun.options",
+        "localrun.settings",
+        "localrun.units",
+        "localrun.wire.native",
+        "localrun.wire.streams",
+        "modelstore.names",
+        "modelstore.digest",
+        "modelstore.modelfile",
+        "modelstore.errors",
+    ),
+}
+ROOMS["cli.commands"] = ROOMS["cli"]
+ROOMS["cli.commands.serve"] = (*ROOMS["cli"], "localrun.app")
+
+# library → the modules or packages that may import it; one that is not listed is a new dependency.
+LIBRARIES: dict[str, tuple[str, ...]] = {
+    "msgspec": ("localrun", "modelstore", "cli"),
+    "llama_cpp": ("localrun.runner.llama",),
+    "numpy": ("localrun.runner.llama",),
+    "gguf": ("localrun.runner.fake",),
+    "jinja2": ("localrun.runner.prompt.templates",),
+    "gotpl": ("localrun.runner.prompt.templates",),
+    "psutil": ("localrun.runner.llama", "localrun.placement.machine", "cli.commands.serve"),
+    "starlette": ("localrun.http",),
+    "uvicorn": ("localrun.app",),
+    "platformdirs": ("localrun.app", "cli.autostart"),
+    "filelock": ("modelstore.locks", "cli.autostart"),
+    "typer": ("cli",),
+}
+
+
+def name_of(path: Path) -> str:
+    """`localrun.http.guard` for the file of that module, `localrun.http` for its package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for top in PACKAGES for path in sorted((ROOT / top).rglob("*.py"))}
+
+
+def room_of(module: str) -> str:
+    """The row of ROOMS that `module` belongs to, whether there is such a row or not."""
+    if module in ROOMS:
+        return module
+    parts = module.split(".")
+    if parts[0] == "localrun":
+        return ".".join(parts[:2])
+    return ".".join(parts[:-1])
+
+
+def is_below(name: str, allowed: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in allowed)
+
+
+def imported(source: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import; a relative one begins with a dot."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            for alias in node.names:
+                full = f"{module}.{alias.name}"
+                yield node.lineno, full if full in MODULES else module
+
+
+def violations(module: str, source: str) -> list[str]:
+    """What `module`, with this source, imports against the tables."""
+    room = room_of(module)
+    if room not in ROOMS:
+        return [f"{module}: the room {room} has no row in ROOMS"]
+    found = []
+    for line, name in imported(source):
+        top = name.partition(".")[0]
+        if name.startswith("."):
+            problem = "is a relative import"
+        elif top in PACKAGES:
+            is_version = name == "localrun" and top in ("localrun", "cli") and room != "modelstore"
+            problem = "" if is_version or is_below(name, ROOMS[room]) else "is not in its row"
+        elif top in sys.stdlib_module_names:
+            problem = ""
+        elif top not in LIBRARIES:
+            problem = "is a library that LIBRARIES does not know"
+        else:
+            problem = "" if is_below(module, LIBRARIES[top]) else "is not this module's to import"
+        if problem:
+            found.append(f"{module}:{line}: {name} {problem}")
+    return found
+
+
+def test_every_module_keeps_to_the_directions_of_imports() -> None:
+    assert len(MODULES) > 80
+    found = [v for name, path in MODULES.items() for v in violations(name, path.read_text())]
+    assert not found, "\n".join(found)
+
+
+def test_every_row_names_a_module_or_package_that_exists() -> None:
+    named = {name for row in (*ROOMS.values(), *LIBRARIES.values()) for name in row} | set(ROOMS)
+    assert named <= set(MODULES)
+
+
+def test_package_inits_import_nothing() -> None:
+    inits = [path for path in MODULES.values() if path.name == "__init__.py"]
+    assert [path for path in inits if list(imported(path.read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "problem"),
+    [
+        ("localrun.core", "from localrun.errors import BadRequest", "not in its row"),
+        ("localrun.runner.text", "import localrun.settings", "not in its row"),
+        ("localrun.residency.owner", "from localrun.supervisor import client", "not in its row"),
+        ("localrun.wire.native", "def f():\n    import localrun.http.guard", "not in its row"),
+        ("modelstore.store", "from localrun import __version__", "not in its row"),
+        ("cli.main", "from localrun.app import serve", "not in its row"),
+        ("cli.commands.run", "from modelstore.store import Store", "not in its row"),
+        ("cli.client", "from localrun.wire import openai", "not in its row"),
+        ("localrun.service", "import starlette.requests", "not this module's"),
+        ("localrun.runner.engine.engine", "import llama_cpp", "not this module's"),
+        ("localrun.app", "import requests", "LIBRARIES does not know"),
+        ("localrun.http.guard", "from . import errors", "relative"),
+        ("localrun.newroom.thing", "import os", "no row in ROOMS"),
+        ("modelstore.newroom.thing", "import os", "no row in ROOMS"),
+        ("cli.newroom.thing", "import os", "no row in ROOMS"),
+    ],
+)
+def test_a_violation_is_found(module: str, source: str, problem: str) -> None:
+    assert problem in violations(module, source)[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("cli.commands.serve", "from localrun.app import serve"),
+        ("cli.commands.version", "from localrun import __version__"),
+        ("localrun.http.errors", "from localrun import errors"),
+        ("localrun.runner.llama", "import llama_cpp.llama_cpp as lib\nimport ctypes"),
+    ],
+)
+def test_what_is_allowed_passes(module: str, source: str) -> None:
+    assert violations(module, source) == []
