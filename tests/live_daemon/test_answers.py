@@ -251,9 +251,7 @@ def test_a_prompt_above_the_window_is_refused_with_the_numbers(
     assert error["code"] == "context_length_exceeded"
 
 
-def test_the_oldest_turns_make_room_and_system_stays(
-    start_daemon: Start, fake_model: Fake
-) -> None:
+def test_the_oldest_turns_make_room_and_system_stays(start_daemon: Start, fake_model: Fake) -> None:
     daemon = start_daemon(CONTEXT_LENGTH=50)
     daemon.create("m", fake_model(echo=True, chat_template=PLAIN_TEMPLATE))
     expected = "S:bbbbbbbbbbbbbbblast"

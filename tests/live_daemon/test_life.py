@@ -1,5 +1,6 @@
 """Beginnings and ends: of the daemon, of its runners, and of what they were doing."""
 
+import contextlib
 import json
 import os
 import signal
@@ -48,10 +49,8 @@ def test_no_runner_outlives_a_killed_daemon(
 
 
 def _ignore_end(daemon: Daemon) -> None:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         list(daemon.stream("/api/chat", chat_body("m", "hi")))
-    except (OSError, ValueError):
-        pass
 
 
 def test_a_runner_that_computes_ends_with_its_daemon(
@@ -269,9 +268,7 @@ def test_sigterm_lets_a_short_answer_end_and_tells_an_endless_one(
     assert exit_code.result() == 0
 
 
-def test_sigterm_refuses_what_waits_and_what_is_new(
-    start_daemon: Start, fake_model: Fake
-) -> None:
+def test_sigterm_refuses_what_waits_and_what_is_new(start_daemon: Start, fake_model: Fake) -> None:
     daemon = start_daemon(NUM_PARALLEL=1)
     daemon.create("endless", fake_model(pieces=["la "], endless=True, step_s=0.01))
     daemon.create("loading", fake_model(pieces=["x"], load_s=60))

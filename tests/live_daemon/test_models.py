@@ -29,9 +29,7 @@ def create_from_blob(daemon: Daemon, name: str, digest: str) -> tuple[int, dict[
     return status, json.loads(data)
 
 
-def test_an_uploaded_blob_becomes_a_model_that_answers(
-    daemon: Daemon, fake_model: Fake
-) -> None:
+def test_an_uploaded_blob_becomes_a_model_that_answers(daemon: Daemon, fake_model: Fake) -> None:
     data = fake_model(pieces=["ok"]).read_bytes()
     digest = "sha256:" + hashlib.sha256(data).hexdigest()
     assert daemon.request("HEAD", f"/api/blobs/{digest}")[0] == 404

@@ -196,9 +196,7 @@ def test_a_failed_load_is_told_to_all_who_waited_and_tried_again_later() -> None
     async def story() -> None:
         world = World()
         world.failures["a"] = LoadFailed("no")
-        results = await asyncio.gather(
-            world.lease("a"), world.lease("a"), return_exceptions=True
-        )
+        results = await asyncio.gather(world.lease("a"), world.lease("a"), return_exceptions=True)
         assert [type(result) for result in results] == [LoadFailed, LoadFailed]
         world.failures.clear()
         await world.lease("a")

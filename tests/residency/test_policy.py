@@ -60,9 +60,7 @@ TABLE: dict[str, tuple[LoadSpec, list[Held], int, Decision]] = {
 
 
 @pytest.mark.parametrize(("wanted", "held", "max_loaded", "expected"), TABLE.values(), ids=TABLE)
-def test_decision(
-    wanted: LoadSpec, held: list[Held], max_loaded: int, expected: Decision
-) -> None:
+def test_decision(wanted: LoadSpec, held: list[Held], max_loaded: int, expected: Decision) -> None:
     assert decide(wanted, held, max_loaded) == expected
 
 

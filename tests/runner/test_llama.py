@@ -1,6 +1,5 @@
 """llama.cpp for real: batching changes nothing, seeds repeat, misuse never ends the process."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ N_CTX = 256
 
 
 @pytest.fixture(scope="module")
-def model(smollm2_path: Path) -> Iterator[LlamaModel]:
-    yield LlamaModel(
+def model(smollm2_path: Path) -> LlamaModel:
+    return LlamaModel(
         LoadSpec(str(smollm2_path), "digest", n_ctx=N_CTX, n_parallel=4, n_threads=2),
         lambda _fraction: None,
     )
@@ -60,9 +59,7 @@ def test_sequences_that_run_together_say_what_they_say_alone(model: LlamaModel) 
     assert "six" in together[1]
 
 
-def test_a_chunked_prompt_says_what_a_whole_one_says(
-    model: LlamaModel, smollm2_path: Path
-) -> None:
+def test_a_chunked_prompt_says_what_a_whole_one_says(model: LlamaModel, smollm2_path: Path) -> None:
     chunked = LlamaModel(
         LoadSpec(str(smollm2_path), "d", n_ctx=N_CTX, n_parallel=1, n_threads=2, n_batch=7),
         lambda _fraction: None,

@@ -1,0 +1,260 @@
+"""Units, options, settings, errors and frames: text and bytes become values or clear errors."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localrun import errors
+from localrun.core import LoadOptions, LoadSpec, SamplingParams
+from localrun.ipc.framing import MAX_FRAME_BYTES, FrameDecoder, FrameTooLarge, encode_frame
+from localrun.options import OPTIONS, check_options, merge
+from localrun.placement.fit import Defaults, place
+from localrun.settings import SETTINGS, BadSetting, from_env, parse_host
+from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
+
+# ---- units
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("300ms", 0.3),
+        ("1.5h", 5400),
+        ("0", 0),
+        ("300", 300),
+        ("-1", FOREVER),
+        ("-1m", FOREVER),
+        (" 10s ", 10),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "m", "5 minutes", "5mm", "nan", "inf", "1e9", "--1"])
+def test_other_durations_are_refused_with_the_text(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        parse_duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("20GiB", 20 << 30), ("512 MB", 512_000_000), ("1048576", 1 << 20), ("1.5KiB", 1536)],
+)
+def test_sizes(text: str, n_bytes: int) -> None:
+    assert parse_size_bytes(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1 XB", "1e3"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size_bytes(text)
+
+
+# ---- options
+
+
+def test_every_option_is_a_field_with_a_default() -> None:
+    fields = {*LoadOptions.__struct_fields__, *SamplingParams.__struct_fields__}
+    assert set(OPTIONS) == fields
+
+
+@pytest.mark.parametrize(
+    ("raw", "known"),
+    [
+        ({"num_ctx": 4096.9}, {"num_ctx": 4096}),
+        ({"temperature": 1}, {"temperature": 1.0}),
+        ({"stop": "x"}, {"stop": ("x",)}),
+        ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+        ({"seed": None}, {}),
+        ({"use_mmap": True}, {"use_mmap": True}),
+    ],
+)
+def test_options_take_their_type(raw: dict[str, Any], known: dict[str, Any]) -> None:
+    assert check_options(raw) == (known, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", -1),
+        ("temperature", math.nan),
+        ("temperature", True),
+        ("num_ctx", 0),
+        ("num_ctx", [1]),
+        ("num_predict", -3),
+        ("top_p", 1.1),
+        ("stop", [1]),
+        ("use_mmap", "yes"),
+        ("num_ctx", 2**40),
+        ("seed", 10**400),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_path(name: str, value: Any) -> None:
+    with pytest.raises(errors.BadRequest) as error:
+        check_options({name: value})
+    assert error.value.path == f"options.{name}"
+    assert name in str(error.value)
+
+
+def test_unknown_options_are_told_apart() -> None:
+    assert check_options({"mirostat": 1, "seed": 3}) == ({"seed": 3}, ["mirostat"])
+
+
+def test_later_layers_win_and_scopes_are_told_apart() -> None:
+    load, sampling = merge([{"num_ctx": 1, "seed": 1}, {"seed": 2}])
+    assert (load.num_ctx, sampling.seed) == (1, 2)
+    assert sampling.top_k == 40
+
+
+@pytest.mark.parametrize(
+    ("params", "is_greedy"),
+    [
+        ({"temperature": 0}, True),
+        ({"temperature": 0, "repeat_penalty": 1.1}, False),
+        ({"temperature": 0, "repeat_penalty": 1.1, "repeat_last_n": 0}, True),
+        ({}, False),
+    ],
+)
+def test_greedy_means_that_nothing_moves_the_logits(
+    params: dict[str, Any], is_greedy: bool
+) -> None:
+    assert SamplingParams(**params).is_greedy == is_greedy
+
+
+# ---- placement and load specs
+
+
+@pytest.mark.parametrize(
+    ("wanted", "setting", "trained", "expected"),
+    [
+        (None, None, 8192, 4096),
+        (None, None, 2048, 2048),
+        (None, 6000, 8192, 6000),
+        (1000, 6000, 8192, 1000),
+        (10**6, None, 8192, 8192),
+        (10**5, None, 0, 10**5),
+    ],
+)
+def test_the_window_is_the_wanted_one_up_to_the_trained_one(
+    wanted: int | None, setting: int | None, trained: int, expected: int
+) -> None:
+    defaults = Defaults(setting, n_threads=2)
+    assert place(LoadOptions(num_ctx=wanted), defaults, n_ctx_train=trained).n_ctx == expected
+
+
+def test_names_with_other_adapters_do_not_share_a_runner() -> None:
+    plain = LoadSpec("/w", "d", n_ctx=1, n_parallel=1, n_threads=1)
+    adapted = LoadSpec("/w", "d", n_ctx=1, n_parallel=1, n_threads=1, adapter_paths=("/a",))
+    assert plain.key != adapted.key
+    assert not plain.covers(adapted)
+
+
+# ---- settings
+
+
+def test_a_setting_is_found_under_each_of_its_names_in_order() -> None:
+    names = {"LOCALRUN_NUM_PARALLEL": "1", "OLLAMA_NUM_PARALLEL": "2", "NUM_PARALLEL": "3"}
+    for n_parallel in (1, 2, 3):
+        assert from_env(names).num_parallel == n_parallel
+        names.pop(next(iter(names)))
+    assert from_env(names).num_parallel == 8
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LOCALRUN_NUM_PARALLEL", "many"),
+        ("OLLAMA_KEEP_ALIVE", "5 minutes"),
+        ("LOCALRUN_HOST", "host:99999"),
+        ("LOCALRUN_KV_CACHE_TYPE", "q3"),
+        ("LOCALRUN_FLASH_ATTENTION", "maybe"),
+        ("LOCALRUN_TYPO", "1"),
+    ],
+)
+def test_a_bad_setting_names_its_variable(variable: str, value: str) -> None:
+    with pytest.raises(BadSetting, match=variable):
+        from_env({variable: value})
+
+
+def test_quotes_spaces_and_empty_values() -> None:
+    settings = from_env({"LOCALRUN_MAX_QUEUE": ' "7" ', "LOCALRUN_NUM_PARALLEL": ""})
+    assert (settings.max_queue, settings.num_parallel) == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:11434", ("127.0.0.1", 11434)),
+        ("localhost", ("localhost", 11434)),
+        (":8080", ("0.0.0.0", 8080)),
+        ("[::1]:99", ("::1", 99)),
+        ("::1", ("::1", 11434)),
+        ("http://host", ("host", 80)),
+        ("http://host:5/prefix", ("host", 5)),
+        ("0.0.0.0", ("0.0.0.0", 11434)),
+    ],
+)
+def test_hosts(text: str, expected: tuple[str, int]) -> None:
+    assert parse_host(text) == expected
+
+
+def test_a_client_reaches_a_daemon_that_listens_everywhere_on_loopback() -> None:
+    assert from_env({"OLLAMA_HOST": "0.0.0.0:5"}).url == "http://127.0.0.1:5"
+    assert from_env({"OLLAMA_HOST": "[::]:5"}).url == "http://[::1]:5"
+
+
+def test_every_setting_has_a_help_text() -> None:
+    assert all(row.help and row.default is not None for row in SETTINGS)
+
+
+# ---- errors
+
+
+SAMPLES = [
+    errors.BadRequest("messages[0].role", "is missing"),
+    errors.Unsupported("m", "chat"),
+    errors.ContextOverflow(5000, 4096),
+    errors.TemplateFailed("no"),
+    errors.TemplateTimeout(10.0),
+    errors.QueueFull(512, 3),
+    errors.ShuttingDown(),
+    errors.LoadFailed("no", ("line",)),
+    errors.EngineFailed(-1),
+    errors.RunnerLost("prefill", "it was ended by SIGKILL"),
+]
+
+
+def test_every_error_crosses_the_process_border_unchanged() -> None:
+    assert {type(error).__name__ for error in SAMPLES} == set(errors.leaves())
+    for error in SAMPLES:
+        back = errors.from_fields(*errors.to_fields(error))
+        assert (type(back), str(back)) == (type(error), str(error))
+
+
+def test_an_unknown_error_of_a_runner_is_a_lost_runner() -> None:
+    assert isinstance(errors.from_fields("Strange", {}), errors.RunnerLost)
+
+
+# ---- frames
+
+
+@given(st.lists(st.binary(max_size=50)), st.integers(1, 7))
+def test_frames_come_out_whole_in_any_slicing(payloads: list[bytes], size: int) -> None:
+    data = b"".join(encode_frame(payload) for payload in payloads)
+    decoder = FrameDecoder()
+    out: list[bytes] = []
+    for start in range(0, len(data), size):
+        out += decoder.feed(data[start : start + size])
+    assert out == payloads
+
+
+def test_a_frame_above_the_limit_is_refused_before_it_is_read() -> None:
+    with pytest.raises(FrameTooLarge):
+        FrameDecoder().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))

@@ -1,0 +1,204 @@
+"""The text thread, turn by turn: what it sends, in which order, and what it never does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from localrun.core import ChatPrompt, Done, Message, RawPrompt, SamplingParams, TextDelta
+from localrun.errors import EngineFailed
+from localrun.ipc.messages import (
+    Admitted,
+    Cancel,
+    Failed,
+    Outbox,
+    Progressed,
+    Rendering,
+    Submit,
+    Template,
+    Waiting,
+)
+from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
+from localrun.runner.engine.sequence import Sequence
+from localrun.runner.fake import FakeVocab, Script
+from localrun.runner.text import TextThread
+
+
+class Desk:
+    """A text thread without a thread: messages in, frames and engine messages out."""
+
+    def __init__(self, **script: Any) -> None:
+        self.vocab = FakeVocab(Script(**script))
+        self.engine: SimpleQueue[Sequence | Remove] = SimpleQueue()
+        self.frames: list[Outbox] = []
+        self.text = TextThread(self.vocab, SimpleQueue(), self.engine, self.frames.append)
+
+    def turn(self, *messages: Any) -> list[Any]:
+        """The items sent in answer to messages that arrived together."""
+        self.frames.clear()
+        self.text.turn(messages)
+        return [item for frame in self.frames for item in frame.items]
+
+    def submit(self, number: int, text: str = "hi", *, raw: bool = True, **wishes: Any) -> Submit:
+        prompt = RawPrompt(text) if raw else ChatPrompt((Message("user", text),))
+        sampling = SamplingParams(**wishes.pop("sampling", {}))
+        return Submit(number, prompt, sampling, n_ctx=wishes.pop("n_ctx", 100), **wishes)
+
+    def accept(self, number: int, **wishes: Any) -> Sequence:
+        self.turn(self.submit(number, **wishes))
+        sequence = self.engine.get_nowait()
+        assert isinstance(sequence, Sequence)
+        return sequence
+
+
+def step(*tokens: TokenOut, admitted: tuple[Sequence, ...] = (), **counts: int) -> StepOutput:
+    counts = {"n_running": 1, "n_waiting": 0, **counts}
+    return StepOutput(admitted, tokens, (), **counts)
+
+
+def texts(items: list[Any]) -> list[str]:
+    return [i.event.text for i in items if isinstance(getattr(i, "event", None), TextDelta)]
+
+
+def dones(items: list[Any]) -> list[Done]:
+    return [i.event for i in items if isinstance(getattr(i, "event", None), Done)]
+
+
+def test_a_raw_prompt_reaches_the_engine_without_a_template() -> None:
+    desk = Desk(chat_template="never {{ messages }}")
+    assert desk.turn(desk.submit(1, "hi")) == [Waiting(1, 2)]
+    sequence = desk.engine.get_nowait()
+    assert isinstance(sequence, Sequence)
+    assert sequence.tokens == list(b"hi")
+
+
+def test_a_chat_announces_its_rendering_before_it_runs_the_template() -> None:
+    desk = Desk(chat_template="<{{ messages[0].content }}>")
+    assert desk.turn(desk.submit(1, "hi", raw=False)) == [Rendering(1), Waiting(1, 4)]
+    # In a frame of its own: the deadline starts when it arrives.
+    assert Rendering(1) in desk.frames[1].items
+    assert Waiting(1, 4) not in desk.frames[1].items
+
+
+def test_tokens_of_a_step_leave_in_one_frame() -> None:
+    desk = Desk(pieces=(b"a",))
+    one, two = desk.accept(1), desk.accept(2)
+    items = desk.turn(
+        step(TokenOut(one, 97, None), TokenOut(two, 98, None), admitted=(one, two), n_running=2)
+    )
+    assert items[:2] == [Admitted(1), Admitted(2)]
+    assert texts(items) == ["a", "b"]
+    assert len(desk.frames) == 1
+    assert desk.frames[0].n_running == 2
+
+
+def test_an_answer_ends_once_with_its_counts() -> None:
+    desk = Desk()
+    one = desk.accept(1, return_context=True)
+    one.admitted_ns, one.first_token_ns, one.last_token_ns = 10, 30, 70
+    one.tokens += [97, 98]
+    desk.turn(step(TokenOut(one, 97, None)))
+    (done,) = dones(desk.turn(step(TokenOut(one, 98, "length"))))
+    usage = done.usage
+    assert (done.reason, usage.prompt_count, usage.completion_count) == ("length", 2, 2)
+    assert (usage.prompt_ns, usage.completion_ns) == (20, 40)
+    assert done.context == (*b"hi", 97, 98)
+    assert desk.turn(step(TokenOut(one, 99, None))) == []  # a late token of a finished answer
+
+
+def test_a_stop_string_ends_the_answer_and_removes_the_sequence() -> None:
+    desk = Desk()
+    one = desk.accept(1, sampling={"stop": ("ab",)})
+    assert desk.turn(step(TokenOut(one, ord("a"), None))) == []
+    items = desk.turn(step(TokenOut(one, ord("b"), None)))
+    assert texts(items) == []
+    assert dones(items)[0].reason == "stop"
+    assert desk.engine.get_nowait() == Remove(1)
+
+
+def test_text_held_back_for_a_stop_string_leaves_when_the_answer_ends() -> None:
+    desk = Desk()
+    one = desk.accept(1, sampling={"stop": ("ab",)})
+    desk.turn(step(TokenOut(one, ord("a"), None)))
+    items = desk.turn(step(TokenOut(one, None, "stop")))
+    assert texts(items) == ["a"]
+    assert len(dones(items)) == 1
+
+
+def test_a_prompt_cancelled_in_the_same_breath_is_never_rendered() -> None:
+    desk = Desk(chat_template="{{ raise_exception('rendered') }}")
+    assert desk.turn(desk.submit(1, raw=False), Cancel(1)) == []
+    assert desk.engine.empty()
+
+
+def test_a_cancel_removes_the_sequence_and_silences_it() -> None:
+    desk = Desk()
+    one = desk.accept(1)
+    assert desk.turn(Cancel(1), step(TokenOut(one, 97, None))) == []
+    assert desk.engine.get_nowait() == Remove(1)
+    assert desk.turn(Cancel(1), Cancel(77)) == []
+    assert desk.engine.empty()
+
+
+def test_running_text_leaves_before_a_new_prompt_is_rendered() -> None:
+    desk = Desk(chat_template="{{ messages[0].content }}")
+    one = desk.accept(1)
+    items = desk.turn(desk.submit(2, "new", raw=False), step(TokenOut(one, 97, None)))
+    kinds = [type(item) for item in items]
+    assert kinds.index(Progressed) < kinds.index(Rendering)
+
+
+def test_no_tokens_wanted_is_an_answer_without_the_engine() -> None:
+    desk = Desk()
+    items = desk.turn(desk.submit(1, sampling={"num_predict": 0}))
+    assert dones(items)[0].reason == "length"
+    assert dones(items)[0].usage.prompt_count == 2
+    assert desk.engine.empty()
+
+
+@pytest.mark.parametrize(
+    ("submit", "kind"),
+    [
+        ({"text": "x" * 100}, "ContextOverflow"),
+        ({"raw": False, "text": "x"}, "TemplateFailed"),
+    ],
+)
+def test_what_cannot_run_fails_with_its_reason(submit: dict[str, Any], kind: str) -> None:
+    desk = Desk(chat_template="{{ raise_exception('no') }}")
+    items = desk.turn(desk.submit(1, **submit))
+    assert isinstance(items[-1], Failed)
+    assert items[-1].kind == kind
+    assert desk.engine.empty()
+
+
+def test_an_engine_failure_reaches_the_client_once() -> None:
+    desk = Desk()
+    one = desk.accept(1)
+    failed = StepOutput((), (), ((one, EngineFailed(-3)),), n_running=0, n_waiting=0)
+    assert desk.turn(failed) == [Failed(1, "EngineFailed", {"code": -3})]
+    assert desk.turn(failed) == []
+
+
+def test_a_named_go_template_renders_the_turns() -> None:
+    desk = Desk()
+    desk.turn(Template("t1", "{{ .Prompt }}!"))
+    assert desk.turn(desk.submit(1, "hi", raw=False, template="t1"))[-1] == Waiting(1, 3)
+
+
+def test_context_stands_before_the_prompt() -> None:
+    desk = Desk()
+    submit = Submit(
+        1, ChatPrompt((Message("user", "hi"),), context=(7, 8)), SamplingParams(), n_ctx=100
+    )
+    assert desk.turn(submit)[-1] == Waiting(1, 4)
+    sequence = desk.engine.get_nowait()
+    assert isinstance(sequence, Sequence)
+    assert sequence.tokens == [7, 8, *b"hi"]
+
+
+def test_counts_travel_even_without_news(fake_model: Callable[..., Path]) -> None:
+    desk = Desk()
+    assert desk.turn(step(n_running=3, n_waiting=5)) == []
+    assert (desk.frames[0].n_running, desk.frames[0].n_waiting) == (3, 5)
