@@ -50,68 +50,11 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"waited {LIMIT_S:g} s in vain for {what}")
 
 
-class Daemon:
-    """`localrun serve` on a free port of loopback, with settings of its own."""
+class Client:
+    """Requests to the daemon on a port of loopback."""
 
-    def __init__(self, settings: Mapping[str, Any], log_path: Path) -> None:
-        self.log_path = log_path
-        self.port = 0
-        variables = {f"LOCALRUN_{name}": str(value) for name, value in settings.items()}
-        variables.setdefault("LOCALRUN_HOST", "127.0.0.1:0")
-        with log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli", "serve"],
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    # ---- its life
-
-    def wait_ready(self) -> "Daemon":
-        """Returns itself once it answers."""
-
-        def find_port() -> bool:
-            if self.process.poll() is not None:
-                raise AssertionError(f"the daemon ended: {self.log()}")
-            if match := _LISTENING.search(self.log()):
-                self.port = int(match[1])
-            return bool(self.port) and self._answers()
-
-        wait_until(find_port, "the daemon to listen")
-        return self
-
-    def _answers(self) -> bool:
-        try:
-            return self.request("GET", "/health")[0] == 200
-        except OSError:
-            return False
-
-    def log(self) -> str:
-        """What it has logged."""
-        return self.log_path.read_text(errors="replace")
-
-    def kill(self) -> None:
-        """Ends it at once, as `kill -9` does."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-    def terminate(self) -> int:
-        """SIGTERM, and the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(LIMIT_S)
-
-    def runners(self) -> list[psutil.Process]:
-        """Its runner processes."""
-        try:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-
-    # ---- requests
+    def __init__(self, port: int) -> None:
+        self.port = port
 
     @property
     def url(self) -> str:
@@ -163,6 +106,66 @@ class Daemon:
     def n_busy(self) -> int:
         """Slots in use, over all models."""
         return sum(model["slots"]["busy"] for model in self.ps())
+
+
+class Daemon(Client):
+    """`localrun serve` on a free port of loopback, with settings of its own."""
+
+    def __init__(self, settings: Mapping[str, Any], log_path: Path) -> None:
+        super().__init__(port=0)
+        self.log_path = log_path
+        variables = {f"LOCALRUN_{name}": str(value) for name, value in settings.items()}
+        variables.setdefault("LOCALRUN_HOST", "127.0.0.1:0")
+        with log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cli", "serve"],
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_ready(self) -> "Daemon":
+        """Returns itself once it answers."""
+
+        def find_port() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the daemon ended: {self.log()}")
+            if match := _LISTENING.search(self.log()):
+                self.port = int(match[1])
+            return bool(self.port) and self._answers()
+
+        wait_until(find_port, "the daemon to listen")
+        return self
+
+    def _answers(self) -> bool:
+        try:
+            return self.request("GET", "/health")[0] == 200
+        except OSError:
+            return False
+
+    def log(self) -> str:
+        """What it has logged."""
+        return self.log_path.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """Ends it at once, as `kill -9` does."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(LIMIT_S)
+
+    def runners(self) -> list[psutil.Process]:
+        """Its runner processes."""
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def chat_body(model: str, text: str, *, stream: bool = True, **options: Any) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class FakeSampler:
 
     def sample(self, row: int) -> int:
         """The scripted token for output `row`."""
-        return self._model.greedy(row)
+        return self._model.greedy()[row]
 
     def close(self) -> None:
         """Nothing to free."""
@@ -160,9 +160,11 @@ class FakeModel:
         if poisoned or self._n_forwards == script.crash_at_forward:
             os.abort()
 
-    def greedy(self, row: int) -> int:
-        """The scripted token that follows the slot's cells."""
-        slot = self._outputs[row]
+    def greedy(self) -> list[int]:
+        """The scripted token of every output row."""
+        return [self._next_token(slot) for slot in self._outputs]
+
+    def _next_token(self, slot: int) -> int:
         n_prompt = self._n_prompt[slot]
         cells = self._cells[slot]
         pieces: Sequence[int] = range(_FIRST_PIECE, _FIRST_PIECE + len(self._script.pieces))

@@ -337,20 +337,17 @@ class LlamaModel:
         self._n_outputs = n_outputs if code == 0 else 0
         return code
 
-    def greedy(self, row: int) -> int:
-        """The likeliest token of output `row` of the last forward."""
-        self._check_row(row)
-        return int(self._logits()[row].argmax())
+    def greedy(self) -> list[int]:
+        """The likeliest token of every output row of the last forward."""
+        tokens: list[int] = self._logits().argmax(axis=1).tolist()
+        return tokens
 
     def sample(self, chain: Any, row: int) -> int:
         """What `chain` takes for output `row` of the last forward."""
-        self._check_row(row)
-        # Positive indices count the batch's rows, negative ones its outputs from the end.
-        return int(lib.llama_sampler_sample(chain, self._ctx, row - self._n_outputs))
-
-    def _check_row(self, row: int) -> None:
         if not 0 <= row < self._n_outputs:
             raise ValueError(f"row {row} is not among the {self._n_outputs} outputs")
+        # Positive indices count the batch's rows, negative ones its outputs from the end.
+        return int(lib.llama_sampler_sample(chain, self._ctx, row - self._n_outputs))
 
     def _logits(self) -> NDArray[np.float32]:
         """(n_outputs, n_vocab) float32, in llama.cpp's memory, until the next forward."""

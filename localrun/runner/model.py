@@ -81,8 +81,8 @@ class Model(Protocol):
         """
         ...
 
-    def greedy(self, row: int) -> int:
-        """The likeliest token of output `row` of the last forward."""
+    def greedy(self) -> list[int]:
+        """The likeliest token of every output row of the last forward."""
         ...
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:

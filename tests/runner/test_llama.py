@@ -125,8 +125,10 @@ def test_rows_that_would_abort_the_process_are_refused(model: LlamaModel, rows: 
 def test_freed_slots_and_rows_out_of_range_are_refused(model: LlamaModel) -> None:
     with pytest.raises(ValueError, match="slot"):
         model.free(4)
+    sampler = model.sampler(SamplingParams(), [])
     with pytest.raises(ValueError, match="row"):
-        model.greedy(99)
+        sampler.sample(99)
+    sampler.close()
 
 
 def test_the_sizes_that_ps_shows_are_those_that_llama_cpp_allocated(model: LlamaModel) -> None:

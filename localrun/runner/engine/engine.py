@@ -108,8 +108,8 @@ class Engine:
             sequence.sampler = self._model.sampler(sequence.sampling, sequence.tokens)
 
     def _evaluate(self, plan: StepPlan) -> None:
-        # Decodes first, in a call of their own: a mixed call costs the streams more (one graph
-        # covers equally long pieces only), and their tokens leave before the prompts are touched.
+        # Decodes first and in a call of their own: one graph covers equally long pieces only, so
+        # a call that mixes them with a prompt falls apart into several and costs the streams more.
         if plan.decode:
             # llama.cpp cuts a batch at gaps and steps back in the ids, so the rows go by slot.
             by_slot = sorted(plan.decode, key=lambda sequence: sequence.slot)
@@ -135,23 +135,20 @@ class Engine:
             for sequence, _ in pieces:
                 self._fail(sequence, EngineFailed(code))
             return
-        row = 0
         for sequence, n_rows in pieces:
             sequence.n_done += n_rows
-            if sequence.n_done == len(sequence.tokens):
-                self._sample(sequence, row)
-                row += 1
+        self._sample([s for s, _ in pieces if s.n_done == len(s.tokens)])
 
-    def _sample(self, sequence: Sequence, row: int) -> None:
-        if sequence.sampler is None:
-            token = self._model.greedy(row)
-        else:
-            token = sequence.sampler.sample(row)
-        is_end = self._model.vocab.is_end(token)
-        reason = sequence.take(token, is_end=is_end, now_ns=self._clock_ns())
-        self._tokens.append(TokenOut(sequence, None if is_end else token, reason))
-        if reason:
-            self._release(sequence)
+    def _sample(self, sequences: list[Sequence]) -> None:
+        """Takes a token for each sequence; they stand in the order of the output rows."""
+        greedy = self._model.greedy() if any(s.sampler is None for s in sequences) else []
+        for row, sequence in enumerate(sequences):
+            token = greedy[row] if sequence.sampler is None else sequence.sampler.sample(row)
+            is_end = self._model.vocab.is_end(token)
+            reason = sequence.take(token, is_end=is_end, now_ns=self._clock_ns())
+            self._tokens.append(TokenOut(sequence, None if is_end else token, reason))
+            if reason:
+                self._release(sequence)
 
     def _fail(self, sequence: Sequence, error: LocalrunError) -> None:
         self._failed.append((sequence, error))
