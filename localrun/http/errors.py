@@ -3,7 +3,7 @@
 Both trees, `localrun.errors` and `modelstore.errors`, have all their leaves here, along the MRO; a
 test enumerates them. An exception that no row covers is a bug: status 500, a traceback in the log,
 and nothing about it in the reply.
-Source: ollama-http.md 6, 7; where the statuses differ the reason stands beside the row.
+Source: Ollama's HTTP API; where the statuses differ the reason stands beside the row.
 """
 
 import contextlib

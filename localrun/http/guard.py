@@ -2,7 +2,7 @@
 
 Owns, outermost first: the access log line, the refusal while the daemon goes away, the browser
 origins (CORS), the Host check against DNS rebinding, and the limits on size and pace of bodies.
-Source: ollama-http.md 1.5, 1.6; gin-contrib/cors.
+Source: Ollama's HTTP server (`server/routes.go`) and its CORS library, gin-contrib/cors.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Which browser origins may call the API, and the headers that tell the browser so.
 
-Pure. Source: ollama-http.md 1.5 (the defaults, one wildcard in a configured entry, the header
+Pure. Source: Ollama `envconfig` (the defaults, one wildcard in a configured entry, the header
 lists); `x-api-key` and the two `anthropic-*` headers are ours, since browser SDKs send them.
 """
 

@@ -1,7 +1,7 @@
 """The whole API as one table, and the application made from it.
 
 Owns paths, methods and which dialect a path answers in; nothing here decides anything else.
-Source: ollama-http.md 1.1, 1.2 (texts and statuses of unknown routes and methods).
+Source: Ollama `server/routes.go` (texts and statuses of unknown routes and methods).
 """
 
 import ipaddress

@@ -26,7 +26,7 @@ from localrun.runner.model import LoadRefused, OnProgress
 # only grows the compute buffer.
 _DEFAULT_N_BATCH = 512
 
-# Share of the free memory that the KV cache may take (design: the rest is for other models).
+# Share of the free memory that the KV cache may take; the rest is for other models.
 _KV_SHARE = 0.25
 
 _GGML_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}

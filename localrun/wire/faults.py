@@ -1,7 +1,7 @@
 """An error as a client sees it, in both dialects.
 
 Values only. Which error becomes which fault is decided in `localrun.http.errors`.
-Source: ollama-http.md 6 and 7; OpenAI's API reference, "Error object".
+Source: Ollama's HTTP API; OpenAI's API reference, "Error object".
 """
 
 import msgspec

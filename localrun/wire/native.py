@@ -2,7 +2,7 @@
 
 Owns the wire names of these two routes. Knows neither URLs nor statuses, does no I/O; the clock of
 `created_at` is passed in. Every key may be null, which means absent; unknown keys are ignored.
-Source: Ollama `api/types.go`, `server/routes.go` (reference: ollama-http.md 3, 4.1, 4.2).
+Source: Ollama `api/types.go`, `server/routes.go`.
 """
 
 import time

@@ -2,7 +2,7 @@
 
 Owns the wire names of these routes and nothing of the store: names, digests and paths stay text.
 Where a field is absent rather than empty, its default is UNSET.
-Source: Ollama `api/types.go` (reference: ollama-http.md 4.5–4.9, 11, 12).
+Source: Ollama `api/types.go`.
 """
 
 from datetime import datetime

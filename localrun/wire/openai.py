@@ -3,7 +3,7 @@
 Owns the wire names of `/v1/chat/completions` and `/v1/models`. Knows neither URLs nor statuses and
 does no I/O. Null means absent. Fields without meaning here are ignored; those that would change the
 answer and are not available are refused with their name.
-Source: OpenAI's API reference, "Chat Completions"; ollama-http.md 7, 17.
+Source: OpenAI's API reference, "Chat Completions".
 """
 
 import secrets

@@ -158,7 +158,7 @@ def violations(module: str, source: str) -> list[str]:
         if name.startswith("."):
             problem = "is a relative import"
         elif top in PACKAGES:
-            is_version = name == "localrun" and top in ("localrun", "cli") and room != "modelstore"
+            is_version = name == "localrun" and room != "modelstore"
             problem = "" if is_version or is_below(name, ROOMS[room]) else "is not in its row"
         elif top in sys.stdlib_module_names:
             problem = ""
