@@ -88,7 +88,8 @@ class LoadSpec(Struct, frozen=True):
     """Everything that decides what a runner holds: weights, adapters and load options.
 
     Names that share these share a runner; template, system text and sampling travel with the
-    call instead. `engine` is `fake` for the scripted model of the tests.
+    call instead. `engine` is `fake` for the scripted model of the tests. `n_batch` rows of one
+    forward: llama.cpp's own default for a ubatch, since more only grows the compute buffer.
     """
 
     weights_path: str

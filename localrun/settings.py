@@ -213,7 +213,7 @@ SETTINGS: tuple[Setting, ...] = (
         ("load_timeout_s",),
         _timeout_s,
         "5m",
-        "how long a load may go without progress",
+        "how long a load or a step may go without progress",
     ),
     Setting(
         "NUM_THREAD",

@@ -22,10 +22,6 @@ from localrun.core import LoadSpec, RunnerInfo, SamplingParams
 from localrun.runner.engine.kv import n_slots_that_fit
 from localrun.runner.model import LoadRefused, OnProgress
 
-# Rows of one forward unless the model asks otherwise: llama.cpp's own default for a ubatch. More
-# only grows the compute buffer.
-_DEFAULT_N_BATCH = 512
-
 # Share of the free memory that the KV cache may take; the rest is for other models.
 _KV_SHARE = 0.25
 

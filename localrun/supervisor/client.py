@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -103,9 +104,13 @@ class RequestStream:
 class RunnerClient:
     """A loaded runner. Create with `launch`; ends with `close` or with the death of the process."""
 
-    def __init__(self, process: RunnerProcess, info: RunnerInfo, frames: "_Frames") -> None:
+    def __init__(
+        self, process: RunnerProcess, info: RunnerInfo, frames: "_Frames", stall_timeout_s: float
+    ) -> None:
         self.info = info
         self.n_running = 0
+        self._stall_timeout_s = stall_timeout_s
+        self._heard_at_s = 0.0
         self._process = process
         self._frames = frames
         self._ids = itertools.count(1)
@@ -114,12 +119,14 @@ class RunnerClient:
         self._sent_templates: set[str] = set()
         self._killed_for: LocalrunError | None = None
         self._reading = asyncio.create_task(self._read())
+        self._watching = asyncio.create_task(self._watch())
 
     @classmethod
     async def launch(cls, spec: LoadSpec, *, stall_timeout_s: float) -> "RunnerClient":
         """Starts a runner and loads `spec`.
 
-        `stall_timeout_s` is how long the load may go without progress, not how long it may take.
+        `stall_timeout_s` is how long the load, and later every step, may go without a sign of
+        life, not how long the whole may take.
         Raises LoadFailed. A cancelled launch ends the process.
         """
         try:
@@ -141,7 +148,7 @@ class RunnerClient:
         except BaseException:
             process.kill()
             raise
-        return cls(process, info, frames)
+        return cls(process, info, frames, stall_timeout_s)
 
     @property
     def pid(self) -> int:
@@ -166,6 +173,8 @@ class RunnerClient:
         if template is not None and template.digest not in self._sent_templates:
             self._sent_templates.add(template.digest)
             _send(self._process, template)
+        if not self._streams:
+            self._heard_at_s = asyncio.get_running_loop().time()
         stream = RequestStream(next(self._ids), self)
         self._streams[stream.id] = stream
         digest = template.digest if template else None
@@ -193,15 +202,18 @@ class RunnerClient:
     # ---- what the runner says
 
     async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             async for outbox in self._frames:
                 self.n_running = outbox.n_running
+                self._heard_at_s = loop.time()
                 for item in outbox.items:
                     self._handle(item)
         except (FrameTooLarge, msgspec.DecodeError) as error:
             _log.error("runner %d broke the protocol: %s", self.pid, error)
             self._process.kill()
         how = await self._process.wait()
+        self._watching.cancel()
         if self._streams:
             _log.warning(
                 "runner %d is gone with %d requests: %s", self.pid, len(self._streams), how
@@ -213,6 +225,22 @@ class RunnerClient:
         for stream in list(self._streams.values()):
             stream.fail(self._killed_for or RunnerLost(stream.phase, how))
         self._streams.clear()
+
+    async def _watch(self) -> None:
+        """Ends a runner that has requests and shows no sign of life: it would hang them for ever.
+
+        A wedged driver and a stopped process look the same from here.
+        """
+        loop = asyncio.get_running_loop()
+        if self._stall_timeout_s == math.inf:
+            return
+        while True:
+            silent_s = loop.time() - self._heard_at_s if self._streams else 0.0
+            if silent_s >= self._stall_timeout_s:
+                _log.error("runner %d: no sign of life for %g s", self.pid, silent_s)
+                self._process.kill()
+                return
+            await asyncio.sleep(self._stall_timeout_s - silent_s)
 
     def _handle(self, item: ToDaemon) -> None:
         if isinstance(item, Progress | Loaded | LoadRefused):

@@ -174,6 +174,18 @@ def test_a_load_without_progress_is_given_up(start_daemon: Start, fake_model: Fa
     wait_until(lambda: not daemon.runners(), "the runner to be gone")
 
 
+def test_a_runner_that_hangs_is_replaced(start_daemon: Start, fake_model: Fake) -> None:
+    daemon = start_daemon(LOAD_TIMEOUT="1s")
+    daemon.create("m", fake_model(pieces=["la "] * 50, step_s=0.01))
+    stream = daemon.stream("/api/chat", chat_body("m", "hi"))
+    next(stream)
+    (runner,) = daemon.runners()
+    runner.suspend()
+    assert "error" in list(stream)[-1]
+    assert is_gone(runner)
+    assert daemon.chat("m", "hi")["eval_count"] == 50
+
+
 def test_children_are_reaped(start_daemon: Start, fake_model: Fake) -> None:
     daemon = start_daemon()
     daemon.create("good", fake_model(pieces=["ok"]))
