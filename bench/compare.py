@@ -153,14 +153,37 @@ def _measure_point(
     texts = prompts(point.n_answers, f"{index} {point}")
     processes = server.processes()
     before_s = {role: _cpu_s(process) for role, process in processes.items()}
+    watch = _Watch()
     figure = load.measure(endpoint, texts, n_clients=point.n_streams, n_tokens=point.n_tokens)
+    ours_s = figure.client_cpu_s
     for role, process in processes.items():
-        results.cpu_s[point, server.name, role] += _cpu_s(process) - before_s[role]
+        cpu_s = _cpu_s(process) - before_s[role]
+        ours_s += cpu_s
+        results.cpu_s[point, server.name, role] += cpu_s
     results.figures[point, server.name].append(figure)
+    share = watch.foreign_share(ours_s)
+    results.foreign_shares.append(share)
     _say(
-        f"  {server.name}, {point.n_slots} slots, {point.n_streams} streams: "
-        f"{figure.total_rate:.1f} tok/s, decode {figure.decode_rate:.1f} tok/s"
+        f"  {server.name}, {point.n_slots} slots, {point.n_streams} streams: total "
+        f"{figure.total_rate:.1f}, decode {figure.decode_rate:.1f} tok/s; others' CPU {share:.1%}"
     )
+
+
+class _Watch:
+    """How much of the machine others use meanwhile: a disturbed round proves nothing."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._busy_s = self._busy()
+
+    def foreign_share(self, ours_s: float) -> float:
+        """The share of all CPU time since the start that went to nobody of us."""
+        machine_s = (time.perf_counter() - self._began) * (psutil.cpu_count() or 1)
+        return max(0.0, (self._busy() - self._busy_s - ours_s) / machine_s)
+
+    def _busy(self) -> float:
+        times = psutil.cpu_times()
+        return float(times.user + times.system + times.nice)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -200,13 +223,21 @@ def _measure_bare(
         command += ["--n-seq-max", *(str(point.n_slots) for point in single)]
         command += ["--flash-attention", "off", "auto"]
         env = servers.clean_environment() | ({} if is_default_spin else openmp)
+        watch, before_s = _Watch(), _children_cpu_s()
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
+        share = watch.foreign_share(_children_cpu_s() - before_s)
+        results.foreign_shares.append(share)
         found = json.loads(done.stdout)
         results.builds["localrun"] = found["system_info"].strip(" |")
         for row in found["rates"]:
             bare = Bare(row["n_seq_max"], row["flash_attention"], is_default_spin)
             results.bare[bare].append(row["rate"])
-            _say(f"  bare loop, {bare}: {row['rate']:.1f} tok/s")
+            _say(f"  {bare}: decode {row['rate']:.1f} tok/s; others' CPU {share:.1%}")
+
+
+def _children_cpu_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _commit() -> str:

@@ -43,13 +43,15 @@ def render(
 
 def _conditions(results: Results, names: Sequence[str], machine: Machine, n_rounds: int) -> str:
     lines = [
-        f"* {time.strftime('%Y-%m-%d')}, commit `{machine.commit}`, {n_rounds} rounds; cells are "
+        f"* {time.strftime('%Y-%m-%d')}, commit `{machine.commit}`, rounds: {n_rounds}; cells are "
         "medians of rounds, in brackets the least and the most",
         f"* {_cpu_name()}, {psutil.cpu_count()} CPUs, "
         f"{psutil.virtual_memory().total / 1024**3:.0f} GiB; {platform.system()} "
         f"{platform.release()}, Python {platform.python_version()}",
         f"* `{machine.model}`, {machine.n_threads} threads, {machine.window} tokens a slot; greedy "
         "chats over `/v1/chat/completions` with prompts that all differ; one client for all",
+        "* CPU time that processes outside the comparison took meanwhile: median "
+        f"{statistics.median(results.foreign_shares):.1%}, most {max(results.foreign_shares):.1%}",
         *(f"* build of {name}: `{results.builds[name]}`" for name in names if results.builds[name]),
     ]
     return "\n".join(lines)

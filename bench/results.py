@@ -59,6 +59,8 @@ class Results:
     )
     command_s: dict[str, list[float]] = field(default_factory=dict)
     builds: dict[str, str] = field(default_factory=dict)
+    # Of every measurement: the share of the machine's CPU time that went to other processes.
+    foreign_shares: list[float] = field(default_factory=list)
 
     def cpu_per_1000(self, point: Point, server: str, role: str) -> float:
         """Processor seconds of one process per 1,000 streamed tokens."""
@@ -97,7 +99,7 @@ class Results:
 
 def _name(point: Point) -> str:
     if point.n_streams == 1:
-        return f"1 stream, {point.n_slots} slots, decode"
+        return f"1 stream ({point.n_slots} slots), decode"
     return f"{point.n_streams} streams, total"
 
 

@@ -123,18 +123,15 @@ class Localrun:
 class LlamaCpp:
     """llama.cpp's server as a child: `command` is completed with model, slots, window, threads."""
 
-    def __init__(
-        self, name: str, command: Callable[[int], list[str]], env: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, command: Callable[[int], list[str]], about: str = "") -> None:
         self.name = name
         self._command = command
-        self._env = env
+        self._about = about
         self._child: Child | None = None
-        self._about = ""
 
     def start(self, n_parallel: int) -> Endpoint:
         """See Server."""
-        self._child = Child(self._command(n_parallel), self._env)
+        self._child = Child(self._command(n_parallel))
         port = self._child.wait_port()
         if found := _SYSTEM_INFO.search(self._child.log()):
             self._about = found[1].strip(" |")
@@ -201,7 +198,8 @@ def llama_server(setup: Setup, program: str) -> LlamaCpp:
         flags = [text for flag, number in numbers.items() for text in (flag, str(number))]
         return [program, "-m", str(setup.model), "--host", "127.0.0.1", *flags]
 
-    return LlamaCpp("llama-server", command)
+    flags = Path(program).with_name("flags")
+    return LlamaCpp("llama-server", command, flags.read_text().strip() if flags.exists() else "")
 
 
 def build_llama_server() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cli.client import Client
 from cli.errors import DaemonUnreachable
+from localrun.loopback import is_loopback
 from localrun.settings import Settings
 
 START_TIMEOUT_S = 15.0
@@ -20,11 +21,6 @@ _POLL_S = 0.05
 _LOG_LIMIT_BYTES = 10 * 1000 * 1000
 _KEPT_LOGS = 3
 _SHOWN_LOG_LINES = 5
-
-
-def is_loopback(host: str) -> bool:
-    """True for an address that only this machine reaches. A wildcard is not one."""
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def state_folder() -> Path:

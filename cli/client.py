@@ -24,7 +24,8 @@ T = TypeVar("T")
 # A host that does not even complete a connection is not worth more patience at a prompt.
 CONNECT_TIMEOUT_S = 5.0
 _READ_BYTES = 64 * 1024
-# A server closes idle connections (uvicorn after 5 s); writing to one that it just closed fails.
+# The daemon would keep an idle connection for longer, but a restart breaks it unnoticed, and then
+# the next request on it fails. On loopback a new one costs less than a millisecond.
 _REUSE_WITHIN_S = 2.0
 _BROKEN = "the daemon closed the connection before it had answered; its log says why"
 
@@ -49,10 +50,11 @@ class Client:
         self._connection.close()
 
     def version(self) -> Version:
+        """Who answers here. Raises: ApiError, DaemonUnreachable, Failed."""
         return self.get("/api/version", Version)
 
     def is_healthy(self) -> bool:
-        """True when a daemon of ours answers here, whether or not it wants a key for the rest."""
+        """True when the server here says that it is ready for requests."""
         try:
             self._read(self._send("GET", "/health"))
         except CliError:
@@ -67,9 +69,9 @@ class Client:
         """The answer to POST. Raises: ApiError, DaemonUnreachable, Failed."""
         return self._decode(self._read(self._send("POST", path, body)), reply)
 
-    def delete(self, path: str, body: Any) -> None:
-        """Raises: ApiError, DaemonUnreachable, Failed."""
-        self._read(self._send("DELETE", path, body))
+    def perform(self, method: str, path: str, body: Any) -> None:
+        """A request whose answer has no content. Raises: ApiError, DaemonUnreachable, Failed."""
+        self._read(self._send(method, path, body))
 
     @contextmanager
     def stream(self, path: str, body: Any, line: type[T]) -> Iterator[Iterator[T]]:
@@ -86,7 +88,7 @@ class Client:
                 self.close()
 
     def has_blob(self, digest: str) -> bool:
-        """Raises: ApiError, DaemonUnreachable, Failed."""
+        """True when the store holds `digest`. Raises: ApiError, DaemonUnreachable, Failed."""
         try:
             self._read(self._send("HEAD", f"/api/blobs/{digest}"))
         except ApiError as error:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TextIO
 
 from cli.client import Client
-from cli.errors import CliError, DaemonUnreachable
+from cli.errors import CliError, DaemonUnreachable, Usage
 from localrun.settings import Settings, from_env
 
 # What a terminal must never be told by a model: escape sequences and other control characters.
@@ -45,6 +45,13 @@ class Context:
         """Writes one line for the person, never data."""
         self.stderr.write(line.translate(_UNSAFE) + "\n")
         self.stderr.flush()
+
+    def read_input(self) -> str:
+        """All of standard input. Raises: Usage when it is not UTF-8."""
+        try:
+            return self.stdin.read()
+        except UnicodeDecodeError as error:
+            raise Usage("the text on standard input is not UTF-8") from error
 
     def connect(self, *, start: bool = True) -> Client:
         """A client whose daemon has just answered; with `start`, a missing one is started.

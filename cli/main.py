@@ -23,6 +23,7 @@ COMMANDS = {
     "show": ("show", "show"),
     "stop": ("stop", "stop"),
     "create": ("create", "create"),
+    "cp": ("cp", "cp"),
     "rm": ("rm", "rm"),
     "serve": ("serve", "serve"),
 }

@@ -5,12 +5,12 @@ in the daemon's own table (`localrun.options`).
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from localrun.errors import BadRequest
 from localrun.options import OPTIONS, check_option
-
-_SWITCH = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+from localrun.units import parse_switch
 
 
 def typed(name: str, words: Sequence[str], *, path: str = "parameter") -> Any:
@@ -21,5 +21,6 @@ def typed(name: str, words: Sequence[str], *, path: str = "parameter") -> Any:
     text = " ".join(words)
     value: Any = list(words) if kind == "strings" else text
     if kind == "boolean":
-        value = _SWITCH.get(text.lower(), text)
+        with suppress(ValueError):  # the check below refuses the text, naming the option
+            value = parse_switch(text)
     return check_option(name, value, path="")

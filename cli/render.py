@@ -1,4 +1,4 @@
-"""Values → the text that people read: tables, sizes, counts, ages, durations. Pure.
+"""Values → the text that people read: tables, sizes, ages, durations. Pure.
 
 Source: Ollama's `format` package for sizes and ages, its `list`, `ps` and `run --verbose` for the
 columns. Different on purpose: no line ends in spaces, and `ps` has SLOTS and QUEUE.
@@ -62,17 +62,6 @@ def size(n_bytes: int) -> str:
         if value >= 1:
             return f"{int(value)} {unit}" if value == int(value) else f"{value:.1f} {unit}"
     return f"{n_bytes} B"
-
-
-def count(number: int) -> str:
-    """A number of parameters: `135M`, `1.5B`."""
-    if number >= 10**9:
-        billions = number / 10**9
-        return f"{billions:.0f}B" if billions == int(billions) else f"{billions:.1f}B"
-    if number >= 10**6:
-        millions = number / 10**6
-        return f"{millions:.0f}M" if millions == int(millions) else f"{millions:.2f}M"
-    return f"{number / 1000:.0f}K" if number >= 1000 else str(number)
 
 
 def processor(size_bytes: int, vram_bytes: int) -> str:

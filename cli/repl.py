@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from cli.autostart import state_folder
 from cli.client import Client
 from cli.context import Context
@@ -88,7 +90,8 @@ class Repl:
         shown = self.client.post("/api/show", {"model": self.model}, Shown)
         text = overview(shown, verbose=False) if topic == "info" else single(shown, topic)
         if topic == "parameters" and options:
-            text += "set here:\n" + "".join(f"{name} {value}\n" for name, value in options.items())
+            values = {name: msgspec.json.encode(value).decode() for name, value in options.items()}
+            text += "set here:\n" + "".join(f"{name} {value}\n" for name, value in values.items())
         self.context.say(text.rstrip("\n") or f"the model has no {topic}")
 
 

@@ -26,6 +26,8 @@ class Version(Struct):
 
 
 class ListedModel(Struct):
+    """A row of `/api/tags`; `size` is bytes, `digest` the manifest's SHA-256 in hex."""
+
     name: str
     digest: str = ""
     size: int = 0
@@ -33,6 +35,8 @@ class ListedModel(Struct):
 
 
 class Tags(Struct):
+    """The answer of `/api/tags`: every model in the store."""
+
     models: list[ListedModel] = field(default_factory=list)
 
 
@@ -57,6 +61,8 @@ class LoadedModel(Struct):
 
 
 class Loaded(Struct):
+    """The answer of `/api/ps`: every model in memory."""
+
     models: list[LoadedModel] = field(default_factory=list)
 
 
@@ -73,26 +79,34 @@ class Stats(Struct):
 
 
 class GenerateLine(Stats):
+    """One line of `/api/generate`, or its whole answer; the numbers come with `done`."""
+
     response: str = ""
     done: bool = False
     done_reason: str = ""
 
     @property
     def text(self) -> str:
+        """The piece of the answer in this line."""
         return self.response
 
 
 class ChatMessage(Struct):
+    """The message of a `ChatLine`, as far as a terminal shows it."""
+
     content: str = ""
 
 
 class ChatLine(Stats):
+    """One line of `/api/chat`; the numbers come with `done`."""
+
     message: ChatMessage = field(default_factory=ChatMessage)
     done: bool = False
     done_reason: str = ""
 
     @property
     def text(self) -> str:
+        """The piece of the answer in this line."""
         return self.message.content
 
 
@@ -106,11 +120,15 @@ class Progress(Struct):
 
 
 class Details(Struct):
+    """Labels such as `134.52M` and `Q4_1`; empty when the daemon does not know."""
+
     parameter_size: str = ""
     quantization_level: str = ""
 
 
 class Tensor(Struct):
+    """One tensor of the GGUF file; `shape` counts elements, the fastest dimension first."""
+
     name: str
     type: str = ""
     shape: list[int] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 Owns the conversation, the settings made with `/set`, and the state of multi-line input. Knows
 neither terminal nor network: `cli.repl` reads lines, carries the actions out, and reports back with
-`answered` or `failed`. A command is recognised by its whole first word.
+`answered`. A command is recognised by its whole first word.
 """
 
 from dataclasses import dataclass, field
@@ -81,6 +81,7 @@ class Session:
 
     @property
     def prompt(self) -> str:
+        """What the terminal shows before the next line; dots while a text is still open."""
         return ">>> " if self._open is None else "... "
 
     def feed(self, line: str) -> list[Action]:
@@ -107,10 +108,6 @@ class Session:
             self.turns.append({"role": "assistant", "content": text})
         else:
             self.turns.pop()
-
-    def failed(self) -> None:
-        """The last `Ask` brought no answer."""
-        self.answered("")
 
     def _ask(self, text: str) -> list[Action]:
         self.turns.append({"role": "user", "content": text})

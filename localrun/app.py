@@ -4,29 +4,29 @@ Also the life of the daemon: a taken port, signals, and a shutdown that finishes
 """
 
 import asyncio
+import dataclasses
 import errno
-import ipaddress
 import logging
 import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import platformdirs
 import uvicorn
 
 from localrun.core import LoadSpec
 from localrun.http.routes import build_app
+from localrun.loopback import is_loopback
 from localrun.placement.fit import Defaults
 from localrun.placement.machine import n_cpus
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
-from localrun.settings import Settings
+from localrun.settings import Settings, models_folder
 from localrun.supervisor.client import RunnerClient
+from modelstore.errors import StoreError
 from modelstore.store import Store
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _DRAIN_POLL_S = 0.05
 # An idle connection of a client's pool; below the usual 90 s of HTTP clients' own limits.
 _KEEP_ALIVE_CONNECTION_S = 75
 
-# 3 per GPU, 3 on a machine without.
+# Ollama's number for a machine without GPUs.
 _DEFAULT_MAX_LOADED = 3
 
 
@@ -66,17 +66,12 @@ class InsecureAddress(Exception):
         )
 
 
-def default_models_folder() -> Path:
-    """Where models are kept unless MODELS says otherwise."""
-    return Path(platformdirs.user_data_dir("localrun", appauthor=False)) / "models"
-
-
 class Daemon:
     """One daemon: its parts, and the order in which they start and end."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.store = Store(settings.models or default_models_folder())
+        self.store = Store(models_folder(settings))
         self.residency: Residency[RunnerClient] = Residency(
             self._launch,
             max_loaded=settings.max_loaded_models or _DEFAULT_MAX_LOADED,
@@ -102,14 +97,21 @@ class Daemon:
     async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:
         """Runs the owner of the loaded models; ends every runner at the end."""
         if not self.settings.no_prune:
-            await asyncio.to_thread(self.store.prune)
+            await asyncio.to_thread(self._prune)
         owner = asyncio.create_task(self.residency.run(), name="residency")
         owner.add_done_callback(_report_escape)
         try:
             yield
         finally:
-            await self.residency.close()
             owner.cancel()
+            await asyncio.gather(owner, return_exceptions=True)
+            await self.residency.close()
+
+    def _prune(self) -> None:
+        try:
+            self.store.prune()
+        except StoreError as error:  # a store that is busy or read-only can still be served
+            _log.warning("unreferenced blobs stay: %s", error)
 
     async def drain(self) -> None:
         """Refuses new requests, lets running answers end, and aborts those that do not."""
@@ -160,6 +162,9 @@ def serve(settings: Settings) -> int:
     """
     _set_up_logging(settings.log_level)
     sock = bind(settings)
+    host, port = sock.getsockname()[:2]
+    # From here on the address that was really taken counts, not the name that led to it.
+    settings = dataclasses.replace(settings, host=host, port=port)
     daemon = Daemon(settings)
     app = build_app(
         daemon.service,
@@ -179,7 +184,6 @@ def serve(settings: Settings) -> int:
         timeout_graceful_shutdown=int(_FLUSH_S),
     )
     server = _Server(config, daemon.drain)
-    host, port = sock.getsockname()[:2]
     _log.info("listening on %s port %d, models in %s", host, port, daemon.store.root)
     server.run(sockets=[sock])
     return 0 if server.started else 1
@@ -190,7 +194,7 @@ def bind(settings: Settings) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(
         settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    if not settings.insecure and not _is_loopback(str(address[0])):
+    if not settings.insecure and not is_loopback(str(address[0])):
         raise InsecureAddress(settings.host)
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -203,10 +207,6 @@ def bind(settings: Settings) -> socket.socket:
             raise AddressInUse(settings.host, settings.port) from error
         raise
     return sock
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _set_up_logging(level: str) -> None:

@@ -9,6 +9,7 @@ Ollama's API, and seconds (`_s`) everywhere else.
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 # How a stream ends. `load` and `unload` answer a request that had no prompt (Ollama's API).
 DoneReason = Literal["stop", "length", "load", "unload"]
@@ -36,9 +37,9 @@ class Message(Struct, frozen=True):
 class SamplingParams(Struct, frozen=True):
     """How one sequence is sampled and when it ends.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 switch a filter
-    off. `repeat_last_n` tokens are looked back at: 0 none, -1 the whole window. `seed` -1 draws
-    one. `num_predict` bounds the completion: -1 and -2 mean until the window is full.
+    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 switch a
+    filter off. `repeat_last_n` tokens are looked back at: 0 none, -1 the whole window. `seed` -1
+    draws one. `num_predict` bounds the completion: -1 and -2 mean until the window is full.
     Defaults are Ollama's.
     """
 
@@ -59,6 +60,10 @@ class SamplingParams(Struct, frozen=True):
     def is_greedy(self) -> bool:
         """True when every step takes the likeliest token and no penalty moves the logits."""
         return self.temperature <= 0 and not self.has_penalties
+
+    def n_lookback(self, n_ctx: int) -> int:
+        """Tokens that penalties look back at in a window of `n_ctx`."""
+        return self.repeat_last_n if self.repeat_last_n >= 0 else n_ctx
 
     @property
     def has_penalties(self) -> bool:
@@ -84,12 +89,18 @@ class LoadOptions(Struct, frozen=True):
     num_thread: int | None = None
 
 
+# Rows of one forward: llama.cpp's own default for a ubatch. More only grows the compute buffer.
+DEFAULT_N_BATCH = 512
+
+# The architecture in a GGUF file that makes it a script for `localrun.runner.fake`.
+FAKE_ARCHITECTURE = "localrun-fake"
+
+
 class LoadSpec(Struct, frozen=True):
     """Everything that decides what a runner holds: weights, adapters and load options.
 
     Names that share these share a runner; template, system text and sampling travel with the
-    call instead. `engine` is `fake` for the scripted model of the tests. `n_batch` rows of one
-    forward: llama.cpp's own default for a ubatch, since more only grows the compute buffer.
+    call instead. `engine` is `fake` for the scripted model of the tests.
     """
 
     weights_path: str
@@ -99,7 +110,7 @@ class LoadSpec(Struct, frozen=True):
     n_threads: int
     engine: Literal["llama", "fake"] = "llama"
     adapter_paths: tuple[str, ...] = ()
-    n_batch: int = 512
+    n_batch: int = DEFAULT_N_BATCH
     n_gpu_layers: int = -1
     main_gpu: int | None = None
     use_mmap: bool | None = None
@@ -114,14 +125,9 @@ class LoadSpec(Struct, frozen=True):
     def covers(self, wanted: "LoadSpec") -> bool:
         """True when a runner loaded with this spec can serve `wanted` without loading again.
 
-        A smaller window is a cap on the sequence, not another load.
+        A smaller window is a cap on the sequence, not another load; all else has to be equal.
         """
-        return (
-            self.key == wanted.key
-            and self.n_ctx >= wanted.n_ctx
-            and (self.n_gpu_layers, self.main_gpu, self.use_mmap, self.n_threads)
-            == (wanted.n_gpu_layers, wanted.main_gpu, wanted.use_mmap, wanted.n_threads)
-        )
+        return self.n_ctx >= wanted.n_ctx and replace(self, n_ctx=wanted.n_ctx) == wanted
 
 
 class ChatPrompt(Struct, frozen=True, tag="chat"):
@@ -196,8 +202,6 @@ class RunnerInfo(Struct, frozen=True):
 
     n_ctx: int
     n_slots: int
-    n_ctx_train: int
-    n_vocab: int
     device_bytes: dict[str, int] = {}
     size_bytes: int = 0
     size_vram_bytes: int = 0

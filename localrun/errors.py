@@ -147,7 +147,7 @@ def leaves() -> dict[str, type[LocalrunError]]:
 
 
 def to_fields(error: LocalrunError) -> tuple[str, dict[str, Any]]:
-    """(kind, fields) that `from_fields` turns back into an equal error."""
+    """(kind, fields) that `from_fields` turns back into such an error."""
     fields: dict[str, Any] = {}
     if dataclasses.is_dataclass(error):
         fields = {f.name: getattr(error, f.name) for f in dataclasses.fields(error)}
@@ -155,8 +155,8 @@ def to_fields(error: LocalrunError) -> tuple[str, dict[str, Any]]:
 
 
 def from_fields(kind: str, fields: dict[str, Any]) -> LocalrunError:
-    """The error that `to_fields` took apart; an unknown kind becomes `RunnerLost`."""
-    cls = leaves().get(kind)
-    if cls is None:
-        return RunnerLost("decode", f"unknown error `{kind}`")
-    return cls(**fields)
+    """The error that `to_fields` took apart; what is none becomes `RunnerLost`."""
+    try:
+        return leaves()[kind](**fields)
+    except (KeyError, TypeError):
+        return RunnerLost("decode", f"it reported an unknown error `{kind}`")

@@ -5,7 +5,7 @@ runner that holds it, the runner speaks. Dialects and HTTP stay outside.
 """
 
 import asyncio
-import hashlib
+import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
@@ -17,6 +17,7 @@ from typing import Protocol, cast
 import msgspec
 
 from localrun.core import (
+    FAKE_ARCHITECTURE,
     Call,
     ChatPrompt,
     Done,
@@ -29,7 +30,6 @@ from localrun.core import (
     Usage,
 )
 from localrun.errors import RunnerLost, ShuttingDown, Unsupported
-from localrun.ipc.messages import Template
 from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.residency.owner import Residency
@@ -37,9 +37,6 @@ from localrun.supervisor.client import RequestStream, RunnerClient
 from modelstore.gguf import Header, read_header
 from modelstore.records import Record
 from modelstore.store import Store
-
-# The architecture of the scripted model (`localrun.runner.fake`), which the daemon cannot import.
-_FAKE_ARCHITECTURE = "localrun-fake"
 
 
 class Answer(Protocol):
@@ -147,7 +144,7 @@ class InferenceService:
             n_ctx=placement.n_ctx,
             n_parallel=self._defaults.n_parallel,
             n_threads=placement.n_threads,
-            engine="fake" if header.architecture == _FAKE_ARCHITECTURE else "llama",
+            engine="fake" if header.architecture == FAKE_ARCHITECTURE else "llama",
             adapter_paths=tuple(str(path) for path in record.adapter_paths),
             n_batch=placement.n_batch,
             n_gpu_layers=placement.n_gpu_layers,
@@ -161,7 +158,7 @@ class InferenceService:
             record.name.display(),
             _with_model_messages(call, record),
             sampling,
-            _template(call.template or record.template),
+            call.template or record.template,
         )
 
     async def _load_or_unload(self, call: Call, work: "_Work") -> Answer:
@@ -169,7 +166,7 @@ class InferenceService:
             self._residency.unload(work.spec.key)
             return _single(Done("unload", Usage()))
         lease = await self._residency.lease(work.spec, work.model, call.keep_alive_s)
-        lease.release()
+        lease.close()
         return _single(Done("load", Usage()))
 
     # ---- with a runner
@@ -209,23 +206,23 @@ class InferenceService:
         assert work.prompt is not None
         lease = await self._residency.lease(work.spec, work.model, call.keep_alive_s)
         load_ns = time.perf_counter_ns() - began_ns
-        stream = lease.runner.submit(
-            work.prompt,
-            work.sampling,
-            n_ctx=min(work.spec.n_ctx, lease.runner.info.n_ctx),
-            template=work.template,
-            return_context=call.return_context,
-        )
-        self._streams.add(stream)
-        try:
-            await stream.accepted()
-            yield None
-            async for event in stream:
-                yield _timed(event, began_ns, load_ns) if isinstance(event, Done) else event
-        finally:
-            self._streams.discard(stream)
-            stream.close()
-            lease.release()
+        with contextlib.closing(lease):
+            stream = lease.runner.submit(
+                work.prompt,
+                work.sampling,
+                n_ctx=min(work.spec.n_ctx, lease.runner.info.n_ctx),
+                template=work.template,
+                return_context=call.return_context,
+            )
+            self._streams.add(stream)
+            try:
+                await stream.accepted()
+                yield None
+                async for event in stream:
+                    yield _timed(event, began_ns, load_ns) if isinstance(event, Done) else event
+            finally:
+                self._streams.discard(stream)
+                stream.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +233,7 @@ class _Work:
     model: str
     prompt: Prompt | None
     sampling: SamplingParams
-    template: Template | None
+    template: str | None
 
 
 @lru_cache(maxsize=64)  # headers are a few hundred kB at most; a machine serves a few models
@@ -260,12 +257,6 @@ def _with_model_messages(call: Call, record: Record) -> Prompt | None:
     if not prompt.context:
         own += [Message(m["role"], m["content"]) for m in record.messages]
     return msgspec.structs.replace(prompt, messages=(*own, *prompt.messages))
-
-
-def _template(text: str | None) -> Template | None:
-    if not text:
-        return None
-    return Template(hashlib.sha256(text.encode()).hexdigest(), text)
 
 
 def _timed(done: Done, began_ns: int, load_ns: int) -> Done:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from localrun.units import parse_duration_s, parse_size_bytes
+from localrun.units import parse_duration_s, parse_switch
 
 DEFAULT_PORT = 11434
 
@@ -43,7 +43,6 @@ class Settings:
     context_length: int | None = None
     kv_cache_type: str = "f16"
     flash_attention: bool | None = None
-    gpu_overhead_bytes: int = 0
     load_timeout_s: float = 300.0
     num_thread: int | None = None
     origins: tuple[str, ...] = ()
@@ -58,6 +57,16 @@ class Settings:
         """Where a client on this machine reaches the daemon; a wildcard becomes loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def models_folder(settings: Settings) -> Path:
+    """Where the model store lies: the setting, else the user's data folder."""
+    if settings.models is not None:
+        return settings.models
+    # Imported here: the CLI reads settings at every start and rarely needs this.
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("localrun", appauthor=False)) / "models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +92,8 @@ def _auto_count(text: str) -> int | None:
     return None if text in ("0", "auto") else _count(text)
 
 
-def _switch(text: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "t": True}
-    words |= {"0": False, "false": False, "no": False, "off": False, "f": False}
-    if text.lower() not in words:
-        raise ValueError(f"`{text}` is neither on nor off; write 1 or 0")
-    return words[text.lower()]
-
-
 def _auto_switch(text: str) -> bool | None:
-    return None if text.lower() == "auto" else _switch(text)
+    return None if text.lower() == "auto" else parse_switch(text)
 
 
 def _choice(*values: str) -> Callable[[str], str]:
@@ -168,7 +169,7 @@ SETTINGS: tuple[Setting, ...] = (
         "MAX_LOADED_MODELS",
         ("max_loaded_models",),
         _auto_count,
-        "3 per GPU, 3 without",
+        "3",
         "models in memory at once",
         bare=True,
     ),
@@ -200,13 +201,6 @@ SETTINGS: tuple[Setting, ...] = (
         _auto_switch,
         "auto",
         "flash attention: 1, 0 or auto",
-    ),
-    Setting(
-        "GPU_OVERHEAD",
-        ("gpu_overhead_bytes",),
-        parse_size_bytes,
-        "0",
-        "bytes to leave free on every GPU",
     ),
     Setting(
         "LOAD_TIMEOUT",
@@ -241,21 +235,25 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "INSECURE",
         ("insecure",),
-        _switch,
+        parse_switch,
         "0",
-        "listen beyond loopback without an API key",
+        "listen beyond loopback, where everybody may use the models",
         ollama=False,
     ),
     Setting(
         "NO_AUTOSTART",
         ("no_autostart",),
-        _switch,
+        parse_switch,
         "0",
         "the CLI never starts the daemon by itself",
         ollama=False,
     ),
-    Setting("NOHISTORY", ("no_history",), _switch, "0", "do not keep the history of the prompt"),
-    Setting("NOPRUNE", ("no_prune",), _switch, "0", "do not remove unreferenced blobs at start"),
+    Setting(
+        "NOHISTORY", ("no_history",), parse_switch, "0", "do not keep the history of the prompt"
+    ),
+    Setting(
+        "NOPRUNE", ("no_prune",), parse_switch, "0", "do not remove unreferenced blobs at start"
+    ),
 )
 
 

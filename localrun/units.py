@@ -1,4 +1,4 @@
-"""Text → seconds and bytes, for settings and request bodies.
+"""Text → seconds, bytes and switches, for settings and request bodies.
 
 Durations follow Go's `time.ParseDuration` (`1h30m`, `300ms`, `-1m`), since that is what Ollama's
 clients write; a bare number is seconds, which Ollama accepts only in some places.
@@ -39,6 +39,18 @@ def parse_duration_s(text: str) -> float:
     else:
         raise ValueError(f"`{text}` is not a duration; write 300, 5m, 1h30m or -1")
     return FOREVER if value < 0 else value
+
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "t": True}
+_SWITCH |= {"0": False, "false": False, "no": False, "off": False, "f": False}
+
+
+def parse_switch(text: str) -> bool:
+    """On or off. Raises ValueError with a sentence that names the text and shows valid forms."""
+    try:
+        return _SWITCH[text.strip().lower()]
+    except KeyError:
+        raise ValueError(f"`{text}` is neither on nor off; write 1 or 0") from None
 
 
 def parse_size_bytes(text: str) -> int:

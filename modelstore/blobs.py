@@ -6,8 +6,6 @@ manifests or formats, so it cannot tell which blobs are still needed.
 Source: Ollama's `blobs/` folder; the `.in-place` sidecar is an addition of this project.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -26,15 +24,12 @@ from modelstore.files import (
     create_file,
     free_bytes,
     make_folders,
-    open_regular,
     sync_folder,
     temp_beside,
     write_atomically,
     writing,
 )
-from modelstore.in_place import SIDECAR_SUFFIX, InPlace, as_record, check_link, look
-
-__all__ = ["BlobWriter", "Blobs", "InPlace", "commit"]
+from modelstore.in_place import SIDECAR_SUFFIX, as_record, check_link, look
 
 # Larger pieces let a copying file system share whole extents; a piece is hashed before the next.
 _COPY_BYTES = 8 << 20
@@ -49,6 +44,7 @@ class Blobs:
 
     @property
     def folder(self) -> Path:
+        """The folder that holds the blobs; missing until the first one is written."""
         return self._folder
 
     def path(self, digest: Digest) -> Path:
@@ -78,7 +74,7 @@ class Blobs:
         except OSError as error:
             raise BlobNotFound(digest.text) from error
 
-    def writer(self, expected: Digest | None = None, *, total_bytes: int = 0) -> BlobWriter:
+    def writer(self, expected: Digest | None = None, *, total_bytes: int = 0) -> "BlobWriter":
         """A writer for one new blob; `total_bytes` (0 = unknown) is checked against the disk.
 
         Raises: DiskFull, StoreNotWritable.
@@ -103,15 +99,6 @@ class Blobs:
             for chunk in chunks:
                 writer.write(chunk)
             return writer.commit()
-
-    def ingest_file(self, path: Path) -> tuple[Digest, bool]:
-        """Copies a regular file. Raises: SourceNotAllowed, DiskFull, StoreNotWritable."""
-        with open_regular(path) as source:
-            size_bytes = os.fstat(source.fileno()).st_size
-            with self.writer(total_bytes=size_bytes) as writer:
-                for _ in writer.copy_from(source):
-                    pass
-                return writer.commit()
 
     def link_in_place(
         self,
@@ -223,6 +210,7 @@ class BlobWriter:
         return self._hash.size_bytes
 
     def write(self, chunk: bytes) -> None:
+        """Appends to the temporary file and to the hash."""
         with self._writing():
             self._file.write(chunk)
         self._hash.write(chunk)

@@ -1,7 +1,5 @@
 """A small bounded cache with the least recently used entry as its victim. Thread-safe."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -19,12 +17,14 @@ class LruCache(Generic[_Value]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> _Value | None:
+        """The value, which becomes the latest used; None when it is not, or no longer, here."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: Hashable, value: _Value) -> None:
+        """Keeps the value as the latest used; beyond `n_max` the least recently used one goes."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)

@@ -6,8 +6,6 @@ Does not know which parameters exist (`check_parameters` is passed in) or how te
 Source: Ollama `POST /api/create`: inheritance, error texts, status lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +37,7 @@ from modelstore.records import TEXT_LIMIT_BYTES
 from modelstore.sources import (
     Progress,
     Weights,
+    check_path,
     check_relative,
     weights_from_blobs,
     weights_from_path,
@@ -150,6 +149,8 @@ def _start(store: Store, keep: Keep, request: CreateRequest) -> Generator[Progre
         return _from_model(store, keep, request.from_)
     if request.path is None and request.files is None:
         raise InvalidCreate("neither 'from' or 'files' was specified")
+    if request.path is not None:
+        check_path(request.path)  # before the first report: a refusal can still be the whole answer
     yield Progress("parsing GGUF")
     if request.path is not None:
         weights = yield from weights_from_path(

@@ -5,8 +5,6 @@ nowhere else, so that no text from a registry or a request can become a path.
 Source: Ollama's layout accepts `sha256:<hex>` and `sha256-<hex>`; hex is 64 lower-case digits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ class Digest:
     hex: str
 
     @staticmethod
-    def parse(text: str) -> Digest:
+    def parse(text: str) -> "Digest":
         """Raises: InvalidDigest for anything but `sha256:` or `sha256-` and 64 hex digits."""
         match = _PATTERN.fullmatch(text)
         if match is None:
@@ -36,22 +34,19 @@ class Digest:
         return Digest(match[1])
 
     @staticmethod
-    def of(data: bytes) -> Digest:
+    def of(data: bytes) -> "Digest":
         """The digest of these bytes."""
         return Digest(hashlib.sha256(data).hexdigest())
 
     @property
     def text(self) -> str:
+        """`sha256:<hex>`, as manifests and the API spell it."""
         return "sha256:" + self.hex
 
     @property
     def file_name(self) -> str:
+        """`sha256-<hex>`, the name of the blob's file."""
         return "sha256-" + self.hex
-
-    @property
-    def short(self) -> str:
-        """The first 12 hex digits, as progress lines show them."""
-        return self.hex[:12]
 
     def __str__(self) -> str:
         return self.text
@@ -67,6 +62,7 @@ class HashingWriter:
         self.size_bytes = 0
 
     def write(self, chunk: bytes | memoryview) -> None:
+        """Adds the next bytes to the hash and to `size_bytes`; keeps none of them."""
         self._sha.update(chunk)
         self.size_bytes += len(chunk)
 

@@ -6,8 +6,6 @@ sentence that names the thing, says what is wrong and, where it is not obvious, 
 are named by their base name, since messages travel to clients that have no business with our paths.
 """
 
-from __future__ import annotations
-
 
 class StoreError(Exception):
     """Root of every error that the store raises on purpose."""
@@ -58,7 +56,7 @@ class BlobNotFound(StoreError):
         self.digest = digest
 
     def __str__(self) -> str:
-        return f"blob {self.digest} is not in the store; upload it, or pull the model again"
+        return f"blob {self.digest} is not in the store; upload it, or create the model again"
 
 
 class DigestMismatch(StoreError):
@@ -84,7 +82,7 @@ class CorruptManifest(StoreError):
     def __str__(self) -> str:
         return (
             f"manifest of `{self.path_name}` is corrupt: {self.problem}; remove the model, or "
-            "pull or create it again"
+            "create it again"
         )
 
 

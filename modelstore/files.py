@@ -5,8 +5,6 @@ could be anything (a device, a pipe), and the translation of the operating syste
 store's. Knows nothing of blobs, names or formats.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import getpass

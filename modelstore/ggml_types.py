@@ -5,10 +5,8 @@ Source: llama.cpp `ggml/include/ggml.h` (ids), `gguf-py/gguf/constants.py` (bloc
 `include/llama.h` (file types); labels as Ollama shows them.
 """
 
-from __future__ import annotations
-
 import struct
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
@@ -19,7 +17,7 @@ class TensorType(NamedTuple):
     block_bytes: int
 
 
-TENSOR_TYPES: Final[dict[int, TensorType]] = {
+TENSOR_TYPES: dict[int, TensorType] = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),
@@ -58,7 +56,7 @@ TENSOR_TYPES: Final[dict[int, TensorType]] = {
 }
 
 # Types that once existed in files; the id alone would not tell the user what to do.
-REMOVED_TENSOR_TYPES: Final[dict[int, str]] = {
+REMOVED_TENSOR_TYPES: dict[int, str] = {
     4: "Q4_2",
     5: "Q4_3",
     31: "Q4_0_4_4",
@@ -70,7 +68,7 @@ REMOVED_TENSOR_TYPES: Final[dict[int, str]] = {
 }
 
 # `general.file_type` → label. 0 (all F32) is absent on purpose: Ollama shows it as unknown.
-FILE_TYPE_LABELS: Final[dict[int, str]] = {
+FILE_TYPE_LABELS: dict[int, str] = {
     1: "F16",
     2: "Q4_0",
     3: "Q4_1",
@@ -107,10 +105,10 @@ FILE_TYPE_LABELS: Final[dict[int, str]] = {
     40: "Q1_0",
     41: "Q2_0",
 }
-UNKNOWN_FILE_TYPE: Final = "unknown"
+UNKNOWN_FILE_TYPE = "unknown"
 
 # GGUF metadata value types of a fixed size: id → (name, little-endian layout).
-SCALARS: Final[dict[int, tuple[str, struct.Struct]]] = {
+SCALARS: dict[int, tuple[str, struct.Struct]] = {
     0: ("uint8", struct.Struct("<B")),
     1: ("int8", struct.Struct("<b")),
     2: ("uint16", struct.Struct("<H")),
@@ -123,6 +121,6 @@ SCALARS: Final[dict[int, tuple[str, struct.Struct]]] = {
     11: ("int64", struct.Struct("<q")),
     12: ("float64", struct.Struct("<d")),
 }
-UINT32: Final = 4
-STRING: Final = 8
-ARRAY: Final = 9
+UINT32 = 4
+STRING = 8
+ARRAY = 9

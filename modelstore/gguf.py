@@ -7,12 +7,10 @@ Source: GGUF specification, versions 2 and 3 (ggml `docs/gguf.md`); the checks o
 llama.cpp `ggml/src/gguf.cpp`, so what passes here is not refused by the engine's own parser.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from modelstore.errors import IncompleteGGUF, InvalidGGUF, shown
 from modelstore.files import open_regular
@@ -24,27 +22,27 @@ from modelstore.ggml_types import (
     TENSOR_TYPES,
     UINT32,
 )
-from modelstore.header import ArrayInfo, Header, TensorInfo, size_label
+from modelstore.header import ArrayInfo, Header, TensorInfo
 from modelstore.header_cursor import HeaderCursor
 
-__all__ = ["ArrayInfo", "Header", "TensorInfo", "read_header", "size_label"]
+__all__ = ["Header", "read_header"]
 
-MAGIC: Final = b"GGUF"
+MAGIC = b"GGUF"
 
 # Limits, far above every published model; beyond them a file is refused, however long it is.
-MAX_KEYS: Final = 65_536  # real headers have 20 to 200
-MAX_TENSORS: Final = 65_536  # the largest models have a few thousand
-MAX_KEY_BYTES: Final = 65_535  # the specification's own limit
-MAX_TENSOR_NAME_BYTES: Final = 63  # GGML_MAX_NAME less its terminator
-MAX_DIMENSIONS: Final = 4
-MAX_KEPT_BYTES: Final = 16 << 20  # all strings that are kept; chat templates are the longest
-MAX_ARRAY_ITEMS: Final = 2 << 20  # items with a step each; real vocabularies: 1.3 million
-MAX_ALIGNMENT_BYTES: Final = 1 << 20  # real values are 32 to 16384
-_MAX_ELEMENTS: Final = (1 << 63) - 1  # llama.cpp counts in int64
+MAX_KEYS = 65_536  # real headers have 20 to 200
+MAX_TENSORS = 65_536  # the largest models have a few thousand
+MAX_KEY_BYTES = 65_535  # the specification's own limit
+MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME less its terminator
+MAX_DIMENSIONS = 4
+MAX_KEPT_BYTES = 16 << 20  # all strings that are kept; chat templates are the longest
+MAX_ARRAY_ITEMS = 2 << 20  # items with a step each; real vocabularies: 1.3 million
+MAX_ALIGNMENT_BYTES = 1 << 20  # real values are 32 to 16384
+_MAX_ELEMENTS = (1 << 63) - 1  # llama.cpp counts in int64
 
-_SMALLEST_PAIR_BYTES: Final = 8 + 4 + 1  # length of an empty key, type, one byte of value
-_SMALLEST_TENSOR_BYTES: Final = 8 + 4 + 4 + 8  # name length, dimensions, type, offset
-_DEFAULT_ALIGNMENT: Final = 32
+_SMALLEST_PAIR_BYTES = 8 + 4 + 1  # length of an empty key, type, one byte of value
+_SMALLEST_TENSOR_BYTES = 8 + 4 + 4 + 8  # name length, dimensions, type, offset
+_DEFAULT_ALIGNMENT = 32
 
 
 def read_header(

@@ -6,13 +6,12 @@ unexpected type read as absent, since their writers are strangers.
 Source: GGUF specification (keys); labels as Ollama shows them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
 from modelstore.ggml_types import FILE_TYPE_LABELS, UNKNOWN_FILE_TYPE
+from modelstore.labels import size_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,7 @@ class TensorInfo:
 
     @property
     def n_elements(self) -> int:
+        """The product of the shape; 1 for a scalar."""
         return prod(self.shape)
 
 
@@ -50,6 +50,7 @@ class Header:
     file_size_bytes: int
 
     def get(self, key: str, default: Any = None) -> Any:
+        """The value of any key as it was read; `default` when it is missing."""
         return self.metadata.get(key, default)
 
     def text(self, key: str) -> str:
@@ -79,6 +80,7 @@ class Header:
 
     @property
     def parameter_count(self) -> int:
+        """The elements of all tensors together."""
         return sum(tensor.n_elements for tensor in self.tensors)
 
     @property
@@ -90,11 +92,8 @@ class Header:
     def quantization(self) -> str:
         """The label for `general.file_type`; `unknown` for F32 and when it is missing."""
         value = self.metadata.get("general.file_type")
-        return (
-            FILE_TYPE_LABELS.get(value, UNKNOWN_FILE_TYPE)
-            if isinstance(value, int)
-            else (UNKNOWN_FILE_TYPE)
-        )
+        known = FILE_TYPE_LABELS.get(value) if isinstance(value, int) else None
+        return known or UNKNOWN_FILE_TYPE
 
     @property
     def chat_template(self) -> str | None:
@@ -103,15 +102,5 @@ class Header:
 
     @property
     def is_embedding_model(self) -> bool:
+        """True when the file says how its outputs are pooled, which only such models do."""
         return f"{self.architecture}.pooling_type" in self.metadata
-
-
-def size_label(n_parameters: int) -> str:
-    """A parameter count as Ollama shows it. Source: Ollama `format.HumanNumber`."""
-    if n_parameters >= 1_000_000_000:
-        billions = n_parameters / 1e9
-        return f"{billions:.0f}B" if billions.is_integer() else f"{billions:.1f}B"
-    if n_parameters >= 1_000_000:
-        millions = n_parameters / 1e6
-        return f"{millions:.0f}M" if millions.is_integer() else f"{millions:.2f}M"
-    return f"{n_parameters / 1e3:.0f}K" if n_parameters >= 1_000 else str(n_parameters)

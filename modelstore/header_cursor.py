@@ -5,18 +5,16 @@ the window plus the one item that was asked for; callers bound the item. Knows t
 (little-endian) and nothing else of GGUF.
 """
 
-from __future__ import annotations
-
 import os
 import struct
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from modelstore.errors import IncompleteGGUF
 
 # One window holds the whole header of most models, and the vocabulary of any in a few.
-_WINDOW_BYTES: Final = 2 << 20
-_UINT32: Final = struct.Struct("<I")
-_UINT64: Final = struct.Struct("<Q")
+_WINDOW_BYTES = 2 << 20
+_UINT32 = struct.Struct("<I")
+_UINT64 = struct.Struct("<Q")
 
 
 class HeaderCursor:
@@ -34,6 +32,7 @@ class HeaderCursor:
 
     @property
     def position(self) -> int:
+        """Offset of the next byte from the start of the file."""
         return self._base + self._at
 
     def expect(self, n_bytes: int) -> None:
@@ -47,19 +46,23 @@ class HeaderCursor:
         return self._window[self._at : self._at + n_bytes]
 
     def take(self, n_bytes: int) -> bytes:
+        """The next `n_bytes`, all of them, held in memory; moves past them."""
         self._fill(n_bytes)
         data = self._window[self._at : self._at + n_bytes]
         self._at += n_bytes
         return data
 
     def skip(self, n_bytes: int) -> None:
+        """Moves past `n_bytes` without reading them."""
         self.expect(n_bytes)
         self._at += n_bytes
 
     def uint32(self) -> int:
+        """The next 4 bytes as a number."""
         return int(self.unpack(_UINT32))
 
     def uint64(self) -> int:
+        """The next 8 bytes as a number."""
         return int(self.unpack(_UINT64))
 
     def unpack(self, layout: struct.Struct) -> Any:

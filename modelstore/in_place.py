@@ -4,17 +4,14 @@ Owns the sidecar beside the link in `blobs/`. Compares size, time and inode, nev
 costs microseconds and runs before each load.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from modelstore.errors import ChangedFile
 
-SIDECAR_SUFFIX: Final = ".in-place"
+SIDECAR_SUFFIX = ".in-place"
 
 
 class InPlace(msgspec.Struct, frozen=True):

@@ -5,8 +5,6 @@ whether they exist until the manifest is written; a removal in between spares th
 process; against other processes, `Store.write_manifest` checks again that every blob is there.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,10 +22,12 @@ class Pins:
 
     @property
     def held(self) -> set[Digest]:
+        """A copy of the digests that somebody holds at this moment."""
         with self._lock:
             return set(self._n_holders)
 
     def hold(self, digests: Iterable[Digest]) -> None:
+        """Adds one holder to each; every call needs its own `let_go`."""
         with self._lock:
             self._n_holders.update(digests)
 
@@ -68,6 +68,7 @@ class Keep:
         self._made.add(digest)
 
     def is_made(self, digest: Digest) -> bool:
+        """Tells whether `made` was called for this blob."""
         return digest in self._made
 
     def end(self) -> set[Digest]:

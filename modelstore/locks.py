@@ -4,8 +4,6 @@ Owns the file `.lock`; used around changes of manifests and around every removal
 reading or the copying of large files. Re-entrant within a thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

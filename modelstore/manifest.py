@@ -5,33 +5,31 @@ are parsed here, so nothing that passed the decoder can name a path outside `blo
 Source: Ollama `manifest/`, `types/model/config.go`; OCI image manifest, schema version 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from modelstore.digest import Digest
 from modelstore.errors import CorruptManifest, InvalidDigest
 
-MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
-CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
-_OLLAMA: Final = "application/vnd.ollama.image."
-MODEL_TYPE: Final = _OLLAMA + "model"
-PROJECTOR_TYPE: Final = _OLLAMA + "projector"
-ADAPTER_TYPE: Final = _OLLAMA + "adapter"
-DRAFT_TYPE: Final = _OLLAMA + "draft"
-TEMPLATE_TYPE: Final = _OLLAMA + "template"
-PROMPT_TYPE: Final = _OLLAMA + "prompt"  # the old name of a template
-SYSTEM_TYPE: Final = _OLLAMA + "system"
-PARAMS_TYPE: Final = _OLLAMA + "params"
-MESSAGES_TYPE: Final = _OLLAMA + "messages"
-LICENSE_TYPE: Final = _OLLAMA + "license"
-TENSOR_TYPE: Final = _OLLAMA + "tensor"  # safetensors models, which this engine cannot run
+MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
+CONFIG_TYPE = "application/vnd.docker.container.image.v1+json"
+_OLLAMA = "application/vnd.ollama.image."
+MODEL_TYPE = _OLLAMA + "model"
+PROJECTOR_TYPE = _OLLAMA + "projector"
+ADAPTER_TYPE = _OLLAMA + "adapter"
+DRAFT_TYPE = _OLLAMA + "draft"
+TEMPLATE_TYPE = _OLLAMA + "template"
+PROMPT_TYPE = _OLLAMA + "prompt"  # the old name of a template
+SYSTEM_TYPE = _OLLAMA + "system"
+PARAMS_TYPE = _OLLAMA + "params"
+MESSAGES_TYPE = _OLLAMA + "messages"
+LICENSE_TYPE = _OLLAMA + "license"
+TENSOR_TYPE = _OLLAMA + "tensor"  # safetensors models, which this engine cannot run
 
 # The largest real manifests (safetensors models with a layer per tensor) stay below 1 MiB.
-MANIFEST_LIMIT_BYTES: Final = 8 << 20
+MANIFEST_LIMIT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,12 @@ Source: Ollama `parser/parser.go`. Deliberate differences: a CRLF counts as one 
 zero-width joiners stay, because scripts and emoji need them.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
-from typing import Final
 
 from modelstore.errors import ModelfileSyntax, UnsupportedFormat
 
-INSTRUCTIONS: Final = (
+INSTRUCTIONS = (
     "FROM",
     "LICENSE",
     "TEMPLATE",
@@ -27,12 +24,12 @@ INSTRUCTIONS: Final = (
     "MESSAGE",
     "REQUIRES",
 )
-ROLES: Final = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant")
 
-_BLANK: Final = " \t"
-_KEPT_CONTROLS: Final = frozenset("\t\n\u200c\u200d")
-_WORD: Final = re.compile(r"([A-Za-z]+)(?=[ \t]|$)", re.ASCII)
-_NAME: Final = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
+_BLANK = " \t"
+_KEPT_CONTROLS = frozenset("\t\n\u200c\u200d")
+_WORD = re.compile(r"([A-Za-z]+)(?=[ \t]|$)", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

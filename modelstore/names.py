@@ -6,8 +6,6 @@ start with a dot or hold a separator.
 Source: Ollama, `types/model/name.go` (lengths in bytes, character classes, defaults).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -38,7 +36,7 @@ class ModelName:
     tag: str
 
     @staticmethod
-    def parse(text: str) -> ModelName:
+    def parse(text: str) -> "ModelName":
         """Completes `text` with the defaults.
 
         Raises: InvalidName, which names the part that is wrong.
@@ -82,10 +80,6 @@ class ModelName:
     def full(self) -> str:
         """The text with all four parts."""
         return f"{self.host}/{self.namespace}/{self.model}:{self.tag}"
-
-    def same_as(self, other: ModelName) -> bool:
-        """Tells whether both name the same model; case does not count."""
-        return self.full().lower() == other.full().lower()
 
     def __str__(self) -> str:
         return self.display()

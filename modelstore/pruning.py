@@ -4,15 +4,12 @@ Owns the decision and the removal for `Store.prune`, which holds the lock and kn
 Source: Ollama removes unreferenced and partial blobs that are older than an hour.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from modelstore.blobs import Blobs
 from modelstore.digest import Digest
@@ -20,12 +17,12 @@ from modelstore.files import TEMP_PREFIX
 from modelstore.in_place import SIDECAR_SUFFIX
 from modelstore.tree import remove_empty_folders
 
-_PARTIAL: Final = re.compile(r"sha256-[0-9a-f]{64}-partial.*", re.ASCII | re.DOTALL)
+_PARTIAL = re.compile(r"sha256-[0-9a-f]{64}-partial.*", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What went, or would go: blobs, other leftovers, and the bytes of both."""
+    """What went: blobs, other leftovers, and the bytes of both."""
 
     digests: tuple[Digest, ...] = ()
     n_leftovers: int = 0
@@ -38,30 +35,25 @@ def prune_files(
     needed: Collection[Digest],
     *,
     min_age_s: float,
-    is_dry_run: bool = False,
 ) -> PruneReport:
     """Removes what is not `needed` and older than `min_age_s`; OSError passes."""
     newest = time.time() - min_age_s
     unneeded = []
-    freed_bytes = 0
+    n_leftovers = freed_bytes = 0
     for digest in sorted(set(blobs.iterate()).difference(needed)):
         size_bytes = _size_if_older(blobs.path(digest), newest)
         if size_bytes is not None:
+            blobs.delete(digest)
             unneeded.append(digest)
             freed_bytes += size_bytes
-    leftovers = []
     for path in _leftovers(blobs.folder, manifests):
         size_bytes = _size_if_older(path, newest)
         if size_bytes is not None:
-            leftovers.append(path)
-            freed_bytes += size_bytes
-    if not is_dry_run:
-        for digest in unneeded:
-            blobs.delete(digest)
-        for path in leftovers:
             path.unlink(missing_ok=True)
-        _drop_empty_folders(manifests)
-    return PruneReport(tuple(unneeded), len(leftovers), freed_bytes)
+            n_leftovers += 1
+            freed_bytes += size_bytes
+    _drop_empty_folders(manifests)
+    return PruneReport(tuple(unneeded), n_leftovers, freed_bytes)
 
 
 def _leftovers(blob_folder: Path, manifests: Path) -> Iterator[Path]:

@@ -5,13 +5,11 @@ manifests and blobs, but not where manifests lie or how names are matched.
 Source: Ollama's layer media types; legacy `prompt` layers count as templates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -36,7 +34,7 @@ from modelstore.names import ModelName
 
 # A text layer is prose or a template; the longest licenses have about 100 KiB. A manifest that
 # calls gigabytes of weights a system prompt must not bring them into memory.
-TEXT_LIMIT_BYTES: Final = 4 << 20
+TEXT_LIMIT_BYTES = 4 << 20
 
 _Json = TypeVar("_Json")
 

@@ -5,18 +5,16 @@ never executed, so what they can do is a good guess and not a promise.
 Source: Ollama `POST /api/show`, `server/images.go` (capability rules).
 """
 
-from __future__ import annotations
-
 import json
 import re
-from typing import Any, Final
+from typing import Any
 
-from modelstore.gguf import ArrayInfo, Header
+from modelstore.header import ArrayInfo, Header
 from modelstore.modelfile import Modelfile, expressible, render
 from modelstore.records import Record
 
 # The order in which capabilities are listed.
-CAPABILITIES: Final = (
+CAPABILITIES = (
     "completion",
     "tools",
     "insert",
@@ -26,11 +24,11 @@ CAPABILITIES: Final = (
     "image",
     "audio",
 )
-_THINKING_FAMILIES: Final = ("gptoss", "gpt-oss")
-_NOT_IN_MODEL_INFO: Final = ("general.name", "tokenizer.chat_template")
-_NAME_COLUMN: Final = 30
-_GO_ACTION: Final = re.compile(r"\{\{(?!-?\s*/\*).*?\}\}", re.DOTALL)  # comments excluded
-_JINJA_SPLIT: Final = re.compile(r"split\(\s*['\"]</think>")
+_THINKING_FAMILIES = ("gptoss", "gpt-oss")
+_NOT_IN_MODEL_INFO = ("general.name", "tokenizer.chat_template")
+_NAME_COLUMN = 30
+_GO_ACTION = re.compile(r"\{\{(?!-?\s*/\*).*?\}\}", re.DOTALL)  # comments excluded
+_JINJA_SPLIT = re.compile(r"split\(\s*['\"]</think>")
 
 
 def capabilities(

@@ -5,13 +5,10 @@ returns are layers with their headers. Used by `create`.
 Source: Ollama `server/create.go` (roles, error texts).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final
 
 from modelstore.blobs import Blobs
 from modelstore.digest import Digest, HashingWriter, read_chunks
@@ -28,8 +25,8 @@ from modelstore.gguf import MAGIC, Header, read_header
 from modelstore.keep import Keep
 from modelstore.manifest import ADAPTER_TYPE, MODEL_TYPE, PROJECTOR_TYPE, Layer
 
-_ROLE_TYPES: Final = {"model": MODEL_TYPE, "adapter": ADAPTER_TYPE, "projector": PROJECTOR_TYPE}
-_REPORT_EVERY_BYTES: Final = 16 << 20  # often enough for a bar, rare enough to cost nothing
+_ROLE_TYPES = {"model": MODEL_TYPE, "adapter": ADAPTER_TYPE, "projector": PROJECTOR_TYPE}
+_REPORT_EVERY_BYTES = 16 << 20  # often enough for a bar, rare enough to cost nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +83,26 @@ def weights_from_blobs(
     return tuple(weights)
 
 
-def weights_from_path(
-    blobs: Blobs, keep: Keep, path: Path, *, in_place: bool
-) -> Generator[Progress, None, tuple[Weights, ...]]:
-    """Copies a GGUF file into the store, or registers it where it is.
+def check_path(path: Path) -> None:
+    """Looks at a file's header before anything is copied; the copy is checked again.
 
-    Raises: SourceNotAllowed, InvalidGGUF, UnsupportedFormat, InvalidCreate, ChangedFile, DiskFull,
-    StoreNotWritable.
+    Raises: SourceNotAllowed, InvalidGGUF, UnsupportedFormat.
     """
     if path.is_dir():
         raise UnsupportedFormat(f"`{path.name}` is a folder; give a GGUF file")
     if not _has_magic(path):
         raise SourceNotAllowed(f"`{path.name}` is not a GGUF file")
-    _check_header(read_header(path))  # before the work of copying; the copy is checked again
+    _check_header(read_header(path))
+
+
+def weights_from_path(
+    blobs: Blobs, keep: Keep, path: Path, *, in_place: bool
+) -> Generator[Progress, None, tuple[Weights, ...]]:
+    """Copies a GGUF file that passed `check_path` into the store, or registers it where it is.
+
+    Raises: SourceNotAllowed, InvalidGGUF, UnsupportedFormat, InvalidCreate, ChangedFile, DiskFull,
+    StoreNotWritable.
+    """
     if in_place:
         digest, is_new = yield from _link(blobs, path)
     else:

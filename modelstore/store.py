@@ -6,8 +6,6 @@ any broken file; changes take the inter-process lock and are written through `co
 Source: Ollama's store layout. A folder without our marker is used, but never pruned.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging
@@ -16,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from modelstore.blobs import Blobs
 from modelstore.cache import LruCache
@@ -49,10 +46,10 @@ from modelstore.tree import (
     walk_manifests,
 )
 
-MARKER_NAME: Final = ".localrun-store"
+MARKER_NAME = ".localrun-store"
 
-_LISTINGS_KEPT: Final = 4096  # a listing is about 1 KiB
-_RECORDS_KEPT: Final = 64  # a record may hold long licenses
+_LISTINGS_KEPT = 4096  # a listing is about 1 KiB
+_RECORDS_KEPT = 64  # a record may hold long licenses
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +63,7 @@ class _Entry:
 class Store:
     """One store folder. Safe to share between threads; several processes may use it at once.
 
-    `.blobs` is the content-addressed half. `.is_ours` tells whether the folder was made by us.
+    `.blobs` is the content-addressed half.
     """
 
     def __init__(self, root: Path) -> None:
@@ -85,6 +82,7 @@ class Store:
 
     @property
     def is_ours(self) -> bool:
+        """True when the folder has our marker: it was new or empty when we first opened it."""
         return (self.root / MARKER_NAME).is_file()
 
     def list(self) -> list[Listing]:
@@ -192,7 +190,7 @@ class Store:
             self._release(needed_before)
         return found
 
-    def prune(self, *, min_age_s: float = 3600.0, is_dry_run: bool = False) -> PruneReport:
+    def prune(self, *, min_age_s: float = 3600.0) -> PruneReport:
         """Removes blobs that no manifest needs, and leftovers of broken writes.
 
         Only what is older than `min_age_s` goes: younger files may belong to a model that is being
@@ -206,13 +204,8 @@ class Store:
             if needed is None:
                 return PruneReport()
             with writing(self.root):
-                return prune_files(
-                    self.blobs,
-                    self._manifests,
-                    needed | self._pins.held,
-                    min_age_s=min_age_s,
-                    is_dry_run=is_dry_run,
-                )
+                kept = needed | self._pins.held
+                return prune_files(self.blobs, self._manifests, kept, min_age_s=min_age_s)
 
     def _open(self) -> None:
         try:

@@ -5,8 +5,6 @@ that an exact match is preferred, and that the spelling on disk wins. Decodes no
 Source: Ollama resolves names part by part in the same way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

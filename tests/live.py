@@ -16,6 +16,9 @@ from typing import Any
 import gguf
 import psutil
 
+from localrun.core import FAKE_ARCHITECTURE
+from localrun.runner.fake import SCRIPT_KEY
+
 # A hang guard for slow shared machines, not a measurement.
 LIMIT_S = 30.0
 
@@ -31,9 +34,9 @@ def write_fake_model(path: Path, script: Mapping[str, Any]) -> Path:
     if "crash_on" in ready:
         ready["crash_on"] = base64.b64encode(ready["crash_on"]).decode()
     n_ctx = ready.pop("n_ctx_train", 4096)
-    writer = gguf.GGUFWriter(path, "localrun-fake")
-    writer.add_uint32("localrun-fake.context_length", n_ctx)
-    writer.add_string("localrun.script", json.dumps(ready))
+    writer = gguf.GGUFWriter(path, FAKE_ARCHITECTURE)
+    writer.add_uint32(f"{FAKE_ARCHITECTURE}.context_length", n_ctx)
+    writer.add_string(SCRIPT_KEY, json.dumps(ready))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

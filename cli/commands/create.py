@@ -1,8 +1,9 @@
 """`localrun create`: makes a model from a Modelfile or from one GGUF file.
 
 The Modelfile is read here and sent as fields. A file on the daemon's own machine is named by its
-path; for a daemon elsewhere its bytes are uploaded as a blob first. Different from Ollama on
-purpose: a Modelfile that is missing is an error, and a file can be used in place.
+path; for a daemon elsewhere, or one that may not read the file, its bytes are uploaded as a blob
+first. Different from Ollama on purpose: a Modelfile that is missing is an error, and a file can be
+used in place.
 """
 
 import re
@@ -14,17 +15,18 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.autostart import is_loopback
 from cli.client import Client
 from cli.context import Context
-from cli.errors import Usage
+from cli.errors import ApiError, Usage
 from cli.job import Job
 from cli.parameters import typed
 from cli.progress import ProgressLine
 from cli.replies import Progress
+from localrun.loopback import is_loopback
 from modelstore.modelfile import Modelfile, decode, parse
 from modelstore.names import ModelName
 
+_MAGIC = b"GGUF"
 _LOOKS_LIKE_PATH = re.compile(r"[./~]|.*\.gguf$", re.IGNORECASE)
 
 
@@ -59,18 +61,32 @@ def create(
 
 
 def run_create(options: CreateOptions, context: Context) -> int:
+    """Reads the instructions, hands over or uploads the files, and follows the daemon's progress.
+
+    Raises: Usage, ModelfileSyntax, BadRequest (a PARAMETER), ApiError, Failed and `connect`'s.
+    """
     modelfile, folder = _modelfile(options, context)
     body = _texts(modelfile)
     client = context.connect()
     with ProgressLine(context.stderr) as progress:
         source = _Source(client, progress, folder, is_near=is_loopback(client.host))
-        body |= source.weights(modelfile.froms, in_place=options.in_place)
+        weights = source.weights(modelfile.froms, in_place=options.in_place)
         body |= source.adapters(modelfile.adapters)
         body |= {"model": options.name, "stream": True}
-        with client.stream("/api/create", body, Progress) as lines:
-            for line in lines:
-                progress.show(line.status, line.completed, line.total)
+        try:
+            _follow(client, body | weights, progress)
+        except ApiError as error:
+            if error.status != 403 or "path" not in weights or options.in_place:
+                raise
+            # Loopback may lead into a container or a tunnel, or to a daemon of another user.
+            _follow(client, body | source.uploaded([Path(weights["path"])]), progress)
     return 0
+
+
+def _follow(client: Client, body: dict[str, Any], progress: ProgressLine) -> None:
+    with client.stream("/api/create", body, Progress) as lines:
+        for line in lines:
+            progress.show(line.status, line.completed, line.total)
 
 
 def _modelfile(options: CreateOptions, context: Context) -> tuple[Modelfile, Path]:
@@ -81,7 +97,7 @@ def _modelfile(options: CreateOptions, context: Context) -> tuple[Modelfile, Pat
             raise Usage(f"there is no file `{options.from_file}`")
         return Modelfile(froms=(str(path.absolute()),)), Path.cwd()
     if options.modelfile == "-":
-        return parse(context.stdin.read()), Path.cwd()
+        return parse(context.read_input()), Path.cwd()
     path = Path(options.modelfile or "Modelfile").expanduser()
     try:
         text = decode(path.read_bytes())
@@ -131,10 +147,15 @@ class _Source:
         files = [path for path in paths if path is not None]
         if len(files) < len(froms):
             raise Usage("FROM lines name either one model or only files")
+        for path in files:
+            _check_magic(path)
         if self.is_near and len(files) == 1:
             return {"path": str(files[0]), "in_place": in_place}
         if in_place:
             raise Usage("--in-place needs one GGUF file and a daemon on this machine")
+        return self.uploaded(files)
+
+    def uploaded(self, files: list[Path]) -> dict[str, Any]:
         return {"files": self._upload_all(files)}
 
     def adapters(self, texts: tuple[str, ...]) -> dict[str, Any]:
@@ -179,3 +200,14 @@ class _Source:
             yield chunk
             done += len(chunk)
             self.progress.show(f"sending {path.name}", done, total)
+
+
+def _check_magic(path: Path) -> None:
+    # Told here, not after gigabytes of some other format were sent.
+    try:
+        with path.open("rb") as file:
+            is_gguf = file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise Usage(f"the file `{path}` cannot be read: {error.strerror}") from error
+    if not is_gguf:
+        raise Usage(f"`{path}` is not a GGUF file")

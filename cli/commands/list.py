@@ -15,6 +15,8 @@ from cli.replies import Tags
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
+    """`prefix` of names, in any case; empty means all."""
+
     prefix: str = ""
 
 
@@ -26,6 +28,7 @@ def list_(
 
 
 def run_list(options: ListOptions, context: Context) -> int:
+    """Prints the table of models. Raises: ApiError, Failed and `connect`'s."""
     tags = context.connect().get("/api/tags", Tags)
     prefix = options.prefix.lower()
     models = [model for model in tags.models if model.name.lower().startswith(prefix)]

@@ -15,6 +15,8 @@ from cli.replies import Loaded
 
 @dataclass(frozen=True, slots=True)
 class PsOptions:
+    """`prefix` of names, in any case; empty means all."""
+
     prefix: str = ""
 
 
@@ -26,7 +28,10 @@ def ps(
 
 
 def run_ps(options: PsOptions, context: Context) -> int:
-    """Never starts a daemon: without one, nothing is in memory."""
+    """Prints the table of loaded models. Never starts a daemon: without one, none is loaded.
+
+    Raises: ApiError, Failed and `connect`'s.
+    """
     loaded = context.connect(start=False).get("/api/ps", Loaded)
     prefix = options.prefix.lower()
     models = [model for model in loaded.models if model.name.lower().startswith(prefix)]

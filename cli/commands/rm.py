@@ -14,6 +14,8 @@ from cli.job import Job
 
 @dataclass(frozen=True, slots=True)
 class RmOptions:
+    """Names, in the order in which they are to go."""
+
     models: tuple[str, ...]
 
 
@@ -23,7 +25,10 @@ def rm(models: Annotated[list[str], typer.Argument(help="Names of the models.")]
 
 
 def run_rm(options: RmOptions, context: Context) -> int:
-    """Removes in the given order; the first failure ends it, and what was removed stays so."""
+    """Removes in the given order; the first failure ends it, and what was removed stays so.
+
+    Raises: ApiError (404: no such model), Failed and `connect`'s.
+    """
     client = context.connect()
     for model in options.models:
         try:
@@ -32,6 +37,6 @@ def run_rm(options: RmOptions, context: Context) -> int:
             # A missing model is for the removal to report; one that stays loaded is no obstacle.
             if error.status != 404:
                 context.note(f"Warning: `{model}` could not be stopped: {error}")
-        client.delete("/api/delete", {"model": model})
+        client.perform("DELETE", "/api/delete", {"model": model})
         context.say(f"deleted '{model}'")
     return 0

@@ -7,7 +7,7 @@ Different on purpose: nothing but the answer reaches standard output, and Ctrl-C
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -65,7 +65,11 @@ def run(
 
 
 def run_run(options: RunOptions, context: Context) -> int:
-    prompt = _prompt(options.words, context.stdin)
+    """Answers once, converses on a terminal, or only loads when there is nothing to ask.
+
+    Raises: ApiError (404: no such model, with what to do), Usage, Failed and `connect`'s.
+    """
+    prompt = _prompt(options.words, context)
     try:
         if prompt:
             _answer_once(options, prompt, context)
@@ -125,16 +129,9 @@ def _converse(options: RunOptions, context: Context) -> int:
     return repl.loop()
 
 
-def _prompt(words: tuple[str, ...], stdin: TextIO) -> str:
-    piped = "" if stdin.isatty() else _read(stdin)
+def _prompt(words: tuple[str, ...], context: Context) -> str:
+    piped = "" if context.stdin.isatty() else context.read_input()
     return " ".join([piped, *words] if piped else words)
-
-
-def _read(stdin: TextIO) -> str:
-    try:
-        return stdin.read()
-    except UnicodeDecodeError as error:
-        raise Usage("the text on standard input is not UTF-8") from error
 
 
 def _keep_alive(text: str | None) -> int | float | None:

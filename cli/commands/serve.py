@@ -3,12 +3,9 @@
 The only command that imports the daemon, and only when it runs.
 """
 
-from dataclasses import dataclass
-from functools import partial
-
 from cli.client import Client
 from cli.context import Context
-from cli.errors import AlreadyRunning, ApiError, CliError, Failed, PortTaken, Usage
+from cli.errors import AlreadyRunning, CliError, Failed, PortTaken, Usage
 from cli.job import Job
 from cli.render import table
 from localrun.settings import SETTINGS, Settings
@@ -16,14 +13,9 @@ from localrun.settings import SETTINGS, Settings
 _PROBE_TIMEOUT_S = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """Everything is set by environment variables; `serve --help` lists them."""
-
-
 def serve() -> Job:
     """Run the daemon in the foreground until it is told to stop (also: start)."""
-    return partial(run_serve, ServeOptions())
+    return run_serve  # no options: environment variables set everything
 
 
 def settings_help() -> str:
@@ -32,7 +24,7 @@ def settings_help() -> str:
     return "\b\nEnvironment variables:\n" + table(rows, indent="  ")
 
 
-def run_serve(options: ServeOptions, context: Context) -> int:
+def run_serve(context: Context) -> int:
     """Returns when the daemon has ended. Raises: AlreadyRunning, PortTaken, Usage, Failed."""
     settings = context.settings
     from localrun.app import AddressInUse, InsecureAddress, serve
@@ -53,10 +45,6 @@ def occupant(settings: Settings) -> CliError:
     client = Client(settings.url, timeout_s=_PROBE_TIMEOUT_S)
     try:
         version = client.version()
-    except ApiError as error:
-        if error.status == 401:
-            return PortTaken(settings.url, "a server that asks for an API key")
-        return PortTaken(settings.url, "another program")
     except CliError:
         return PortTaken(settings.url, "another program")
     finally:

@@ -10,8 +10,9 @@ import typer
 from cli.context import Context
 from cli.errors import Usage
 from cli.job import Job
-from cli.render import count, table
+from cli.render import table
 from cli.replies import Shown, Tensor
+from modelstore.labels import size_label
 
 Part = Literal["license", "modelfile", "parameters", "system", "template"]
 
@@ -54,6 +55,7 @@ def show(
 
 
 def run_show(options: ShowOptions, context: Context) -> int:
+    """Prints the overview or one part. Raises: ApiError (404: no such model) and `connect`'s."""
     body = {"model": options.model, "verbose": options.verbose}
     shown = context.connect().post("/api/show", body, Shown)
     if options.part:
@@ -97,7 +99,7 @@ def _model_rows(shown: Shown) -> list[tuple[str, ...]]:
         (
             "parameters",
             shown.details.parameter_size
-            or (count(n_parameters) if isinstance(n_parameters, int) else ""),
+            or (size_label(n_parameters) if isinstance(n_parameters, int) else ""),
         ),
         ("context length", info.get(f"{architecture}.context_length", "")),
         ("embedding length", info.get(f"{architecture}.embedding_length", "")),

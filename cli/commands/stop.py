@@ -14,6 +14,8 @@ from cli.replies import GenerateLine
 
 @dataclass(frozen=True, slots=True)
 class StopOptions:
+    """Name of the model, loaded or not."""
+
     model: str
 
 
@@ -23,6 +25,7 @@ def stop(model: Annotated[str, typer.Argument(help="Name of the model.")]) -> Jo
 
 
 def run_stop(options: StopOptions, context: Context) -> int:
+    """Never starts a daemon. Raises: ApiError (404: no such model), Failed and `connect`'s."""
     unload(context.connect(start=False), options.model)
     return 0
 

@@ -10,6 +10,7 @@ _PROBE_TIMEOUT_S = 0.3
 
 
 def run_version(context: Context) -> int:
+    """Prints our version and waits 0.3 s for a daemon's; the exit code is always 0."""
     context.say(f"localrun {__version__}")
     try:
         url = context.settings.url

@@ -5,7 +5,6 @@ its own, so that slow uploads never keep a list waiting; a client that leaves en
 """
 
 import asyncio
-import ipaddress
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +16,12 @@ from starlette.responses import Response
 from localrun.errors import BadRequest
 from localrun.http.progress import ProgressResponse
 from localrun.http.threads import ChunksToThread, StepsInThread
+from localrun.loopback import is_loopback
 from localrun.options import check_options
 from localrun.wire.native_models import CreateModel, decode_create
 from modelstore.create import CreateRequest, create
 from modelstore.digest import Digest
-from modelstore.errors import SourceNotAllowed
+from modelstore.errors import SourceNotAllowed, shown
 from modelstore.store import Store
 
 # Uploads and imports at once; more wait unread. Each holds a file and keeps one disk busy.
@@ -79,8 +79,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters as they are stored. Raises BadRequest for an unknown name or a bad value."""
     known, unknown = check_options(parameters, path="parameters")
     if unknown:
-        shown = "".join(c if c.isprintable() else "?" for c in unknown[0][:40])
-        raise BadRequest(f"parameters.{shown}", "there is no such parameter")
+        raise BadRequest(f"parameters.{shown(unknown[0])}", "there is no such parameter")
     return known
 
 
@@ -122,9 +121,4 @@ def _is_local(request: Request) -> bool:
     # A proxy on this machine is a loopback peer too, but speaks for somebody else.
     if request.client is None or any(name in request.headers for name in _FORWARDED):
         return False
-    try:
-        address = ipaddress.ip_address(request.client.host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    return is_loopback(request.client.host)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from localrun import errors as ours
 from localrun.wire.faults import Fault
+from localrun.wire.streams import JSON_TYPE
 from modelstore import errors as store
 
 Dialect = Literal["native", "openai"]
@@ -135,7 +136,7 @@ def error_response(error: Exception, dialect: Dialect) -> Response:
     elif isinstance(error, ours.ShuttingDown | TransportError):
         headers["Connection"] = "close"
     body = fault.native() if dialect == "native" else fault.openai()
-    return Response(body, row.status, headers, media_type="application/json")
+    return Response(body, row.status, headers, media_type=JSON_TYPE)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from localrun.errors import BadRequest
 from localrun.http.describe import Describer
 from localrun.http.errors import as_sent
 from localrun.service import TextService
-from localrun.wire.native import JSON_TYPE
 from localrun.wire.native_models import (
     decode_copy,
     decode_delete,
@@ -24,7 +23,8 @@ from localrun.wire.native_models import (
     encode_models,
     encode_version,
 )
-from modelstore.errors import InvalidName
+from localrun.wire.streams import JSON_TYPE
+from modelstore.errors import InvalidName, shown
 from modelstore.names import ModelName
 from modelstore.store import Store
 
@@ -84,8 +84,7 @@ def _parsed(text: str, what: str) -> ModelName:
     try:
         return ModelName.parse(text)
     except InvalidName as error:
-        shown = "".join(c if c.isprintable() else "?" for c in text[:80])
-        raise BadRequest("", f'{what} "{shown}" is invalid') from error
+        raise BadRequest("", f'{what} "{shown(text)}" is invalid') from error
 
 
 def _json(document: bytes) -> Response:

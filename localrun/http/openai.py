@@ -10,13 +10,13 @@ from localrun.http.streaming import AnswerResponse
 from localrun.http.text import answer
 from localrun.service import TextService
 from localrun.wire.openai import (
-    JSON_TYPE,
     ModelEntry,
     OpenAIWriter,
     decode_chat_completions,
     encode_model,
     encode_models,
 )
+from localrun.wire.streams import JSON_TYPE
 from modelstore.records import Listing, Record
 from modelstore.store import Store
 

@@ -15,8 +15,8 @@ from localrun.http.streaming import READER_STALL_S, ReaderStalled, Sender, while
 from localrun.http.threads import StepsInThread
 from localrun.wire.native import CONTENT_TYPE
 from localrun.wire.native_models import encode_progress
-from localrun.wire.streams import ndjson
-from modelstore.sources import Progress
+from localrun.wire.streams import JSON_TYPE, ndjson
+from modelstore.create import Progress
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class ProgressResponse:
             if self._stream:
                 await self._forward(last, Sender(send, self._stall_s))
             else:
-                reply = Response(_document(last), media_type="application/json")
+                reply = Response(_document(last), media_type=JSON_TYPE)
                 await reply(scope, receive, send)
 
     async def _forward(self, first: Progress, sender: Sender) -> None:

@@ -4,7 +4,6 @@ Owns paths, methods and which dialect a path answers in; nothing here decides an
 Source: Ollama `server/routes.go` (texts and statuses of unknown routes and methods).
 """
 
-import ipaddress
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -22,8 +21,10 @@ from localrun.http.models import ModelsApi
 from localrun.http.native import NativeApi
 from localrun.http.openai import OpenAIApi
 from localrun.http.origins import Origins
+from localrun.loopback import is_loopback
 from localrun.service import TextService
 from localrun.settings import Settings
+from localrun.wire.streams import JSON_TYPE
 from modelstore.store import Store
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
@@ -78,7 +79,7 @@ def build_app(
     return Guard(
         app,
         Origins(settings.origins),
-        checks_host=_is_loopback(settings.host),
+        checks_host=is_loopback(settings.host),
         is_draining=is_draining,
         limits=limits or Limits(),
     )
@@ -104,19 +105,10 @@ async def _root(request: Request) -> Response:
 
 
 async def _health(request: Request) -> Response:
-    return Response(b'{"status":"ok"}', media_type="application/json")
+    return Response(b'{"status":"ok"}', media_type=JSON_TYPE)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = {404: "404 page not found", 405: "405 method not allowed"}.get(error.status_code)
     return PlainTextResponse(text or error.detail, error.status_code, headers=error.headers)
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

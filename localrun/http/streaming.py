@@ -18,6 +18,7 @@ from localrun.core import Done, TextDelta
 from localrun.http.errors import Dialect, error_response, fault_of
 from localrun.service import Answer
 from localrun.wire.faults import Fault
+from localrun.wire.streams import JSON_TYPE
 
 _log = logging.getLogger(__name__)
 
@@ -32,18 +33,25 @@ class AnswerWriter(Protocol):
     """One dialect: how the pieces of an answer are written."""
 
     @property
-    def content_type(self) -> str: ...
+    def content_type(self) -> str:
+        """Content type of a stream."""
+        ...
 
-    @property
-    def json_type(self) -> str: ...
+    def delta(self, text: str) -> bytes:
+        """A piece of the answer."""
+        ...
 
-    def delta(self, text: str) -> bytes: ...
+    def final(self, done: Done) -> bytes:
+        """What ends a stream."""
+        ...
 
-    def final(self, done: Done) -> bytes: ...
+    def whole(self, text: str, done: Done) -> bytes:
+        """A whole answer as one document."""
+        ...
 
-    def whole(self, text: str, done: Done) -> bytes: ...
-
-    def failure(self, fault: Fault) -> bytes: ...
+    def failure(self, fault: Fault) -> bytes:
+        """What ends a stream that has gone wrong."""
+        ...
 
 
 class ReaderStalled(Exception):
@@ -198,7 +206,7 @@ class AnswerResponse:
                 document = await self._collect(answer)
             except Exception as error:  # noqa: BLE001 - as above
                 return error_response(error, self._dialect)
-        return Response(document, headers=self._headers, media_type=self._writer.json_type)
+        return Response(document, headers=self._headers, media_type=JSON_TYPE)
 
     async def _collect(self, answer: Answer) -> bytes:
         pieces = []

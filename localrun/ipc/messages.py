@@ -20,15 +20,8 @@ class Load(Struct, frozen=True, tag="load"):
     spec: LoadSpec
 
 
-class Template(Struct, frozen=True, tag="template"):
-    """The text of a Go template, sent once per runner and named by `digest` afterwards."""
-
-    digest: str
-    text: str
-
-
 class Submit(Struct, frozen=True, tag="submit"):
-    """A request. `n_ctx` caps its window; `template` names a Go template, None the model's own."""
+    """A request. `n_ctx` caps its window; `template` is a Go template, None the model's own."""
 
     id: int
     prompt: Prompt
@@ -44,7 +37,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     id: int
 
 
-ToRunner = Load | Template | Submit | Cancel
+ToRunner = Load | Submit | Cancel
 
 # ---- read by the daemon
 
@@ -77,7 +70,6 @@ class Waiting(Struct, frozen=True, tag="waiting"):
     """The request is rendered and tokenized and waits for a slot."""
 
     id: int
-    n_prompt: int
 
 
 class Admitted(Struct, frozen=True, tag="admitted"):
@@ -105,11 +97,10 @@ ToDaemon = Progress | Loaded | LoadRefused | Rendering | Waiting | Admitted | Pr
 
 
 class Outbox(Struct, frozen=True):
-    """One frame from a runner. `n_running` sequences hold a slot, `n_waiting` do not yet."""
+    """One frame from a runner, in which `n_running` sequences hold a slot."""
 
     items: tuple[ToDaemon, ...]
     n_running: int = 0
-    n_waiting: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()

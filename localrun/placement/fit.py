@@ -1,12 +1,12 @@
 """Where a model goes and how large its context is. Pure.
 
-Today it chooses what a machine without GPUs has to choose: the window and the threads. Measured
-sizes and free memory per device enter here and bring layers per device, pool size and reasons.
+Decides what a machine without GPUs has to decide, the window and the threads; what llama.cpp puts
+on GPUs is left to the request's `num_gpu`, or to llama.cpp, which takes every layer that it can.
 """
 
 from dataclasses import dataclass
 
-from localrun.core import LoadOptions
+from localrun.core import DEFAULT_N_BATCH, LoadOptions
 
 # Ollama's window for machines with less than 23 GiB of GPU memory.
 DEFAULT_N_CTX = 4096
@@ -18,7 +18,7 @@ class Defaults:
 
     n_ctx: int | None
     n_threads: int
-    n_batch: int = 512
+    n_batch: int = DEFAULT_N_BATCH
 
 
 @dataclass(frozen=True, slots=True)

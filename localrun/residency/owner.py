@@ -10,11 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from localrun.core import LoadSpec, Resident, RunnerInfo
-from localrun.errors import LocalrunError, ShuttingDown
+from localrun.errors import LoadFailed, LocalrunError, ShuttingDown
 from localrun.residency.keep_alive import effective_s, next_expiry_s
 from localrun.residency.policy import Evict, Held, Start, State, Use, decide
 from localrun.residency.queue import Limit, Waiter, WaitingLine
@@ -86,24 +86,17 @@ class _Entry(Generic[R]):
 
 
 class Lease(Generic[R]):
-    """The right to use a ready runner. `release` it exactly when the request is over."""
+    """The right to use a ready runner. Close it exactly when the request is over."""
 
     def __init__(self, runner: R, release: Callable[[], None]) -> None:
         self.runner = runner
         self._release: Callable[[], None] | None = release
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Gives the lease back. Idempotent."""
         if self._release is not None:
             self._release()
             self._release = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """`apply` changes the owner's state; events are applied in order of arrival."""
-
-    apply: Callable[[], None] = field(default=lambda: None)
 
 
 class Residency(Generic[R]):
@@ -125,7 +118,7 @@ class Residency(Generic[R]):
         self._clock_s = clock_s
         self._wall_s = wall_s
         self._limit = Limit(max_queue)
-        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._events: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._entries: dict[str, _Entry[R]] = {}
         self._line: WaitingLine[Lease[R]] = WaitingLine()
         self._effects: set[asyncio.Task[None]] = set()
@@ -146,7 +139,7 @@ class Residency(Generic[R]):
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and not future.exception():
-                future.result().release()
+                future.result().close()
             raise
 
     def unload(self, key: str) -> None:
@@ -161,25 +154,22 @@ class Residency(Generic[R]):
     async def run(self) -> None:
         """The owner task: applies events and lets idle models go when their time is up."""
         while True:
-            (await self._next_event()).apply()
+            await self._apply_next()
             while not self._events.empty():
-                self._events.get_nowait().apply()
+                self._events.get_nowait()()
             self._drop_lost()
             # Serving first: a model whose time is up stays when somebody wants it.
             self._serve_line()
             self._expire()
 
     async def close(self) -> None:
-        """Refuses everyone who waits, ends every runner and returns when they are gone."""
-        self._is_closing = True
-        for waiter in self._line:
-            waiter.refuse(ShuttingDown())
-        loading = [task for task in self._effects if task.get_name().startswith("load ")]
-        for task in loading:
-            task.cancel()
+        """Ends every runner, loaded or loading. Called after the owner task has ended."""
+        self._refuse_line()
         runners = [entry.runner for entry in self._entries.values() if entry.runner]
         await asyncio.gather(*(runner.close() for runner in runners), return_exceptions=True)
-        await asyncio.gather(*loading, return_exceptions=True)
+        for effect in self._effects:
+            effect.cancel()
+        await asyncio.gather(*self._effects, return_exceptions=True)
 
     def refuse_waiting(self) -> None:
         """Shutdown has begun: nobody new gets a lease, and those who wait are told."""
@@ -189,15 +179,17 @@ class Residency(Generic[R]):
     # ---- the owner task
 
     def _post(self, apply: Callable[[], None]) -> None:
-        self._events.put_nowait(_Event(apply))
+        self._events.put_nowait(apply)
 
-    async def _next_event(self) -> _Event:
+    async def _apply_next(self) -> None:
+        """Applies the next event, or returns when a model's time is up."""
         wait_s = next_expiry_s(e.expires_s for e in self._entries.values()) - self._clock_s()
         try:
             # asyncio refuses infinity; a day is as good.
-            return await asyncio.wait_for(self._events.get(), min(max(0.0, wait_s), 86400.0))
+            event = await asyncio.wait_for(self._events.get(), min(max(0.0, wait_s), 86400.0))
         except TimeoutError:
-            return _Event()
+            return
+        event()
 
     def _arrive(self, waiter: Waiter[Lease[R]]) -> None:
         if self._is_closing:
@@ -282,13 +274,13 @@ class Residency(Generic[R]):
     async def _load(self, entry: _Entry[R]) -> None:
         try:
             runner = await self._launch(entry.spec)
-        except LocalrunError as error:
-            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            failure = _load_failure(error)
             self._post(lambda: self._not_loaded(entry, failure))
             return
         self._post(lambda: self._loaded(entry, runner))
         await runner.wait_lost()
-        self._post(lambda: self._gone(entry))
+        self._post(lambda: self._remove(entry))
 
     def _loaded(self, entry: _Entry[R], runner: R) -> None:
         entry.runner = runner
@@ -320,9 +312,6 @@ class Residency(Generic[R]):
         _log.info("unloading %s", entry.model)
         self._spawn(entry.runner.close(), f"stop {entry.spec.key}")
 
-    def _gone(self, entry: _Entry[R]) -> None:
-        self._remove(entry)
-
     def _remove(self, entry: _Entry[R]) -> None:
         # A lost runner may have been replaced already by a new load of the same model.
         if self._entries.get(entry.spec.key) is entry:
@@ -352,3 +341,10 @@ class Residency(Generic[R]):
             n_queued=waiting + entry.n_without_slot,
             info=entry.runner.info if entry.runner else None,
         )
+
+
+def _load_failure(error: Exception) -> LocalrunError:
+    if isinstance(error, LocalrunError):
+        return error
+    _log.error("a load failed in an unexpected way", exc_info=error)
+    return LoadFailed("an internal error; the daemon's log says which")

@@ -9,7 +9,7 @@
     absent                           a model is on its way out   Wait
     absent                           no room                     Evict one (it drains)
 
-Today "room" is the count `max_loaded`; measured bytes per device take its place behind this door.
+"Room" is the count `max_loaded`; sizes in bytes are not looked at.
 """
 
 from collections.abc import Sequence

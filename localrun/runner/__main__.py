@@ -1,4 +1,4 @@
-"""The runner process: `python -m localrun.runner --fd N`, started by `supervisor.process`.
+"""The runner process: `python -m localrun.runner --fd N --parent PID`, started by the supervisor.
 
     main thread    reads frames; end of file means that the daemon is gone: exit at once
     engine thread  loads the model, then steps for ever
@@ -54,9 +54,14 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=arguments.fd))
     inbox: SimpleQueue[TextMessage] = SimpleQueue()
     threading.Thread(target=_guarded, args=(_serve, channel, inbox), daemon=True).start()
+    _guarded(_receive, channel, inbox)
+    os._exit(0)
+
+
+def _receive(channel: Channel, inbox: "SimpleQueue[TextMessage]") -> None:
+    """The reader: hands on the daemon's messages until it closes the socket or dies."""
     for message in channel.messages():
         inbox.put(message)
-    os._exit(0)
 
 
 def _die_with_parent(parent_pid: int) -> None:

@@ -1,9 +1,9 @@
 """A scripted model behind the same seam as llama.py: exact bytes, delays, endless text, crashes.
 
 The script is JSON in the key `localrun.script` of a GGUF file whose architecture is
-`localrun-fake`, so that it travels through the store, the daemon and the runner like any model.
-Tests and `bench/` use it; no weights are involved. A byte of text is a token (ids 0 to 255),
-piece i of the script is token 256 + i, and END ends a generation.
+`core.FAKE_ARCHITECTURE`, so that it travels through the store, the daemon and the runner like any
+model. Tests use it; no weights are involved. A byte of text is a token (ids 0 to 255), piece i of
+the script is token 256 + i, and END ends a generation.
 """
 
 import os
@@ -18,7 +18,6 @@ from msgspec import Struct
 from localrun.core import LoadSpec, RunnerInfo, SamplingParams
 from localrun.runner.model import LoadRefused, OnProgress
 
-ARCHITECTURE = "localrun-fake"
 SCRIPT_KEY = "localrun.script"
 
 _FIRST_PIECE = 256
@@ -61,12 +60,14 @@ class FakeVocab:
         self._script = script
         self.chat_template = script.chat_template
 
-    def tokenize(self, text: str) -> list[int]:
+    n_tokens = _BOS + 1
+
+    def tokenize(self, text: str, *, is_start: bool = True) -> list[int]:
         """One token per UTF-8 byte, one for a leading BOS marker."""
         tokens: list[int] = []
         if text.startswith(self.bos_text):
             tokens, text = [_BOS], text.removeprefix(self.bos_text)
-        elif self._script.adds_bos:
+        elif self._script.adds_bos and is_start:
             tokens = [_BOS]
         return tokens + list(text.encode())
 
@@ -116,8 +117,6 @@ class FakeModel:
         self.info = RunnerInfo(
             n_ctx=spec.n_ctx,
             n_slots=spec.n_parallel,
-            n_ctx_train=spec.n_ctx,
-            n_vocab=_BOS + 1,
             device_bytes={"CPU": n_weights_bytes},
             size_bytes=n_weights_bytes,
         )

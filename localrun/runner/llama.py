@@ -15,11 +15,11 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from localrun.core import LoadSpec, RunnerInfo, SamplingParams
 from localrun.runner.engine.kv import n_slots_that_fit
+from localrun.runner.measure import free_ram_bytes
 from localrun.runner.model import LoadRefused, OnProgress
 
 # Share of the free memory that the KV cache may take; the rest is for other models.
@@ -84,8 +84,8 @@ class LlamaVocab:
         text = lib.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
         return text.decode("utf-8", "replace") if text else ""
 
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of `text` with exactly one BOS if the model wants one, and no EOS at the end."""
+    def tokenize(self, text: str, *, is_start: bool = True) -> list[int]:
+        """Ids of `text`; see `Vocab.tokenize`."""
         if self._adds_bos and self.bos_text:
             # The tokenizer adds one; a template that writes it too would make two.
             text = text.removeprefix(self.bos_text)
@@ -98,6 +98,8 @@ class LlamaVocab:
                 break
             room = -n
         tokens = list(buffer[:n])
+        if self._adds_bos and not is_start and tokens[:1] == [self._bos]:
+            del tokens[0]
         if self._adds_eos and tokens and tokens[-1] == self._eos:
             del tokens[-1]
         return tokens
@@ -130,11 +132,10 @@ class LlamaSampler:
         self._model = model
         self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         if params.has_penalties:
-            last_n = params.repeat_last_n if params.repeat_last_n >= 0 else model.info.n_ctx
             self._add(
                 lib.llama_sampler_init_penalties(
                     model.vocab.n_tokens,
-                    last_n,
+                    params.n_lookback(model.info.n_ctx),
                     params.repeat_penalty,
                     params.frequency_penalty,
                     params.presence_penalty,
@@ -238,13 +239,10 @@ class LlamaModel:
         self._batch = _Batch(self.n_batch)
         self._n_slots = n_slots
         self._n_outputs = 0
-        n_ctx_train = int(lib.llama_model_n_ctx_train(self._weights))
         sizes = self._log.buffer_bytes
         self.info = RunnerInfo(
             n_ctx=min(int(lib.llama_n_ctx_seq(self._ctx)), max(spec.n_ctx, 1)),
             n_slots=n_slots,
-            n_ctx_train=n_ctx_train,
-            n_vocab=self.vocab.n_tokens,
             device_bytes=dict(sizes),
             size_bytes=sum(sizes.values()),
             size_vram_bytes=sum(n for device, n in sizes.items() if not _is_host(device)),
@@ -275,7 +273,7 @@ class LlamaModel:
     def _make_context(self, spec: LoadSpec) -> tuple[Any, int, int]:
         n_ctx = spec.n_ctx
         cell_bytes = self._cell_bytes()
-        budget_bytes = int(psutil.virtual_memory().available * _KV_SHARE)
+        budget_bytes = int(free_ram_bytes() * _KV_SHARE)
         n_slots = n_slots_that_fit(spec.n_parallel, n_ctx, cell_bytes, budget_bytes)
         params = lib.llama_context_default_params()
         params.n_ctx = n_ctx * n_slots
@@ -354,8 +352,7 @@ class LlamaModel:
         """A chain for one sequence; see `Model.sampler`."""
         sampler = LlamaSampler(self, params)
         if params.has_penalties:
-            last_n = params.repeat_last_n if params.repeat_last_n >= 0 else self.info.n_ctx
-            sampler.remember(prompt[-last_n:])
+            sampler.remember(prompt[-params.n_lookback(self.info.n_ctx) :])
         return sampler
 
     def free(self, slot: int) -> None:

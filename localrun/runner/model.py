@@ -23,8 +23,16 @@ class Vocab(Protocol):
     bos_text: str
     eos_text: str
 
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of `text`, control tokens recognised, with exactly one BOS if the model wants one."""
+    @property
+    def n_tokens(self) -> int:
+        """Ids run from 0 to this, exclusive."""
+        ...
+
+    def tokenize(self, text: str, *, is_start: bool = True) -> list[int]:
+        """Ids of `text`, control tokens recognised, without an EOS at the end.
+
+        At the start of a prompt with exactly one BOS if the model wants one, else without.
+        """
         ...
 
     def token_bytes(self, token: int) -> bytes:

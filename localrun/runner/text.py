@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from localrun.core import ChatPrompt, Done, DoneReason, Message, RawPrompt, TextDelta, Usage
-from localrun.errors import ContextOverflow, LocalrunError, to_fields
+from localrun.errors import BadRequest, ContextOverflow, LocalrunError, to_fields
 from localrun.ipc.messages import (
     Admitted,
     Cancel,
@@ -20,7 +20,6 @@ from localrun.ipc.messages import (
     Progressed,
     Rendering,
     Submit,
-    Template,
     ToDaemon,
     ToRunner,
     Waiting,
@@ -59,11 +58,10 @@ class TextThread:
         self._engine_inbox = engine_inbox
         self._send = send
         self._requests: dict[int, _Request] = {}
-        self._go_templates: dict[str, str] = {}
         self._own_template: JinjaTemplate | None = None
         self._items: list[ToDaemon] = []
         self._n_running = 0
-        self._n_waiting = 0
+        self._n_running_sent = 0
 
     def run(self) -> None:
         """Handles messages for ever."""
@@ -91,15 +89,15 @@ class TextThread:
                 self._after_step(message)
         self._flush()
         for message in messages:
-            if isinstance(message, Template):
-                self._go_templates[message.digest] = message.text
-            elif isinstance(message, Submit) and message.id not in cancelled:
+            if isinstance(message, Submit) and message.id not in cancelled:
                 self._submit(message)
                 self._flush()
 
     def _flush(self) -> None:
-        self._send(Outbox(tuple(self._items), self._n_running, self._n_waiting))
-        self._items.clear()
+        if self._items or self._n_running != self._n_running_sent:
+            self._send(Outbox(tuple(self._items), self._n_running))
+            self._items.clear()
+            self._n_running_sent = self._n_running
 
     # ---- a request arrives
 
@@ -111,7 +109,7 @@ class TextThread:
             return
         sequence = Sequence(submit.id, tokens, submit.sampling, submit.n_ctx)
         request = _Request(submit, sequence, Detokenizer(submit.sampling.stop))
-        self._items.append(Waiting(submit.id, len(tokens)))
+        self._items.append(Waiting(submit.id))
         if sequence.n_predict == 0:
             self._finish(request, "length")
             return
@@ -121,7 +119,7 @@ class TextThread:
     def _tokens_of(self, submit: Submit) -> list[int]:
         """Token ids of the prompt, shorter than the window.
 
-        Raises ContextOverflow, TemplateFailed.
+        Raises BadRequest, ContextOverflow, TemplateFailed.
         """
         prompt = submit.prompt
         if isinstance(prompt, RawPrompt):
@@ -139,17 +137,18 @@ class TextThread:
 
     def _chat_tokens(self, prompt: ChatPrompt, submit: Submit) -> list[int]:
         render = self._renderer(submit.template)
-        n_context = len(prompt.context)
+        context = prompt.context
+        if context and not 0 <= min(context) <= max(context) < self._vocab.n_tokens:
+            raise BadRequest("context", "holds token ids that the model does not have")
 
         def tokenize(messages: Seq[Message]) -> list[int]:
-            return self._vocab.tokenize(render(messages))
+            return [*context, *self._vocab.tokenize(render(messages), is_start=not context)]
 
-        tokens = fit(prompt.messages, max(1, submit.n_ctx - n_context), tokenize)
-        return [*prompt.context, *tokens]
+        return fit(prompt.messages, submit.n_ctx, tokenize)
 
-    def _renderer(self, digest: str | None) -> Callable[[Seq[Message]], str]:
-        if digest is not None:
-            return go_template(self._go_templates[digest]).render
+    def _renderer(self, go_source: str | None) -> Callable[[Seq[Message]], str]:
+        if go_source is not None:
+            return go_template(go_source).render
         if self._vocab.chat_template is None:
             return render_plain
         if self._own_template is None:
@@ -163,7 +162,7 @@ class TextThread:
     # ---- the engine has done a step
 
     def _after_step(self, step: StepOutput) -> None:
-        self._n_running, self._n_waiting = step.n_running, step.n_waiting
+        self._n_running = step.n_running
         self._items += [
             Admitted(sequence.id) for sequence in step.admitted if sequence.id in self._requests
         ]

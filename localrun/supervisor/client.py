@@ -10,6 +10,7 @@ import msgspec
 
 from localrun.core import Done, Event, LoadSpec, Prompt, RunnerInfo, SamplingParams
 from localrun.errors import (
+    BadRequest,
     LoadFailed,
     LocalrunError,
     Phase,
@@ -30,7 +31,6 @@ from localrun.ipc.messages import (
     Progressed,
     Rendering,
     Submit,
-    Template,
     ToDaemon,
     ToRunner,
     Waiting,
@@ -48,7 +48,7 @@ TEMPLATE_TIMEOUT_S = 10.0
 
 
 class RequestStream:
-    """What a runner says about one request. One reader; `aclose` cancels what still runs."""
+    """What a runner says about one request. One reader; `close` cancels what still runs."""
 
     def __init__(self, request_id: int, client: "RunnerClient") -> None:
         self.id = request_id
@@ -116,7 +116,6 @@ class RunnerClient:
         self._ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
         self._render_timers: dict[int, asyncio.TimerHandle] = {}
-        self._sent_templates: set[str] = set()
         self._killed_for: LocalrunError | None = None
         self._reading = asyncio.create_task(self._read())
         self._watching = asyncio.create_task(self._watch())
@@ -166,23 +165,22 @@ class RunnerClient:
         sampling: SamplingParams,
         *,
         n_ctx: int,
-        template: Template | None = None,
+        template: str | None = None,
         return_context: bool = False,
     ) -> RequestStream:
-        """Sends a request. A Go template's text goes with the first request that names it."""
-        if template is not None and template.digest not in self._sent_templates:
-            self._sent_templates.add(template.digest)
-            _send(self._process, template)
+        """Sends a request. Raises BadRequest when it is too large to be sent."""
         if not self._streams:
             self._heard_at_s = asyncio.get_running_loop().time()
         stream = RequestStream(next(self._ids), self)
-        self._streams[stream.id] = stream
-        digest = template.digest if template else None
-        message = Submit(stream.id, prompt, sampling, n_ctx, digest, return_context)
+        message = Submit(stream.id, prompt, sampling, n_ctx, template, return_context)
         if self.is_lost:
             stream.fail(RunnerLost("waiting", "it had ended before the request reached it"))
-        else:
+            return stream
+        try:
             _send(self._process, message)
+        except FrameTooLarge as error:
+            raise BadRequest("", f"the request is too large: {error}") from None
+        self._streams[stream.id] = stream
         return stream
 
     def forget(self, request_id: int) -> None:
@@ -202,6 +200,7 @@ class RunnerClient:
     # ---- what the runner says
 
     async def _read(self) -> None:
+        """Hands out what the runner says until it has ended; then every stream learns how."""
         loop = asyncio.get_running_loop()
         try:
             async for outbox in self._frames:
@@ -211,18 +210,21 @@ class RunnerClient:
                     self._handle(item)
         except (FrameTooLarge, msgspec.DecodeError) as error:
             _log.error("runner %d broke the protocol: %s", self.pid, error)
+        finally:
             self._process.kill()
-        how = await self._process.wait()
+            self._fail_streams(await self._process.wait())
+
+    def _fail_streams(self, how: str) -> None:
         self._watching.cancel()
+        for timer in self._render_timers.values():
+            timer.cancel()
         if self._streams:
             _log.warning(
                 "runner %d is gone with %d requests: %s", self.pid, len(self._streams), how
             )
             for line in self._process.log_tail:
                 _log.warning("runner %d: %s", self.pid, line)
-        for timer in self._render_timers.values():
-            timer.cancel()
-        for stream in list(self._streams.values()):
+        for stream in self._streams.values():
             stream.fail(self._killed_for or RunnerLost(stream.phase, how))
         self._streams.clear()
 

@@ -33,7 +33,6 @@ from localrun.wire.streams import ndjson
 from localrun.wire.timestamps import rfc3339
 
 CONTENT_TYPE = "application/x-ndjson"
-JSON_TYPE = "application/json; charset=utf-8"
 
 Kind = Literal["generate", "chat"]
 
@@ -193,7 +192,6 @@ class NativeWriter:
     """
 
     content_type = CONTENT_TYPE
-    json_type = JSON_TYPE
 
     def __init__(self, model: str, kind: Kind, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._model = model

@@ -31,7 +31,6 @@ from localrun.wire.faults import Fault
 from localrun.wire.streams import SSE_DONE, sse
 
 CONTENT_TYPE = "text/event-stream"
-JSON_TYPE = "application/json"
 
 
 class _Function(msgspec.Struct):
@@ -183,7 +182,6 @@ class OpenAIWriter:
     """
 
     content_type = CONTENT_TYPE
-    json_type = JSON_TYPE
 
     def __init__(
         self,

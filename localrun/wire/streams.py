@@ -5,6 +5,8 @@ tests the decoders, which may be fed any split of the byte stream.
 Source: https://github.com/ndjson/ndjson-spec; WHATWG HTML, "Server-sent events".
 """
 
+# Every reply that is one JSON document, in every dialect.
+JSON_TYPE = "application/json; charset=utf-8"
 # Ollama's own client gives up on longer lines; nothing here produces more than a few kilobytes.
 MAX_LINE_BYTES = 8 << 20
 

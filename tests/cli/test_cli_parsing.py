@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from cli.commands.cp import CpOptions
 from cli.commands.create import CreateOptions
 from cli.commands.list import ListOptions
 from cli.commands.ps import PsOptions
 from cli.commands.rm import RmOptions
 from cli.commands.run import RunOptions
-from cli.commands.serve import ServeOptions
+from cli.commands.serve import run_serve
 from cli.commands.show import ShowOptions
 from cli.commands.stop import StopOptions
 from cli.errors import Usage
@@ -34,8 +35,7 @@ def options(*argv: str) -> Any:
         ("ls Smol", ListOptions("Smol")),
         ("stop m", StopOptions("m")),
         ("rm a b:c", RmOptions(("a", "b:c"))),
-        ("serve", ServeOptions()),
-        ("start", ServeOptions()),
+        ("cp a b:c", CpOptions("a", "b:c")),
         ("show m", ShowOptions("m")),
         ("show m -v", ShowOptions("m", verbose=True)),
         ("show --system m", ShowOptions("m", "system")),
@@ -72,6 +72,7 @@ def test_format_takes_a_schema() -> None:
         ("ps --frob", "No such option"),
         ("ps a b", "unexpected extra argument"),
         ("rm", "Missing argument"),
+        ("cp a", "Missing argument"),
         ("run m --keepalive soon", "--keepalive: `soon` is not a duration"),
         ("run m --format {", "JSON schema"),
         ("run m --format 3", "JSON schema"),
@@ -84,9 +85,15 @@ def test_wrong_usage(line: str, part: str) -> None:
         parse(line.split())
 
 
-def test_create_checks_the_name_before_anything_is_sent() -> None:
+@pytest.mark.parametrize("argv", [["create", "a//b"], ["cp", "a//b", "c"], ["cp", "a", "c:"]])
+def test_names_are_checked_before_anything_is_sent(argv: list[str]) -> None:
     with pytest.raises(InvalidName):
-        parse(["create", "a//b"])
+        parse(argv)
+
+
+@pytest.mark.parametrize("name", ["serve", "start"])
+def test_serve_has_no_options(name: str) -> None:
+    assert parse([name]) is run_serve
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "ls", "start"])

@@ -6,7 +6,6 @@ import pytest
 
 from cli.render import (
     age,
-    count,
     duration,
     list_table,
     processor,
@@ -85,14 +84,6 @@ def test_a_busy_model_is_not_said_to_stop() -> None:
 )
 def test_size(n_bytes: int, text: str) -> None:
     assert size(n_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(12, "12"), (1500, "2K"), (125_000_000, "125M"), (134_515_008, "134.52M"), (10**9, "1B")],
-)
-def test_count(number: int, text: str) -> None:
-    assert count(number) == text
 
 
 @pytest.mark.parametrize(

@@ -113,3 +113,17 @@ def test_an_error_leaves_the_prompt_open(stub: Stub, shell: Shell) -> None:
     bodies = [request.json for request in stub.asked("/api/chat")]
     assert [body["messages"][0]["content"] for body in bodies] == ["one", "two"]
     assert all(len(body["messages"]) == 1 and body["keep_alive"] == 5 for body in bodies)
+
+
+def test_options_are_shown_as_they_are_written(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/show", Reply(body={"parameters": "top_k    5"}))
+    context = Context(shell.environ | {"LOCALRUN_NOHISTORY": "1"}, Stream(), Stream(), Stream())
+    typed = ["/set parameter stop a b", "/set parameter use_mmap off", "/show parameters", "/bye"]
+    lines = iter(typed)
+    client = Client(context.settings.url)
+    repl = Repl(context, client, "m", {}, read_line=lambda _: next(lines))
+    assert repl.loop() == 0
+    client.close()
+    assert isinstance(context.stdout, Stream)
+    shown = 'top_k    5\nset here:\nstop ["a","b"]\nuse_mmap false\n'
+    assert context.stdout.getvalue().endswith(shown)

@@ -61,7 +61,7 @@ def test_the_whole_conversation_is_sent() -> None:
 def test_a_question_without_answer_is_taken_back() -> None:
     session = Session()
     feed(session, "one")
-    session.failed()
+    session.answered("")
     assert feed(session, "two") == [Ask({"messages": asked("two")})]
 
 

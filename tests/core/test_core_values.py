@@ -1,17 +1,22 @@
 """Units, options, settings, errors and frames: text and bytes become values or clear errors."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from localrun import errors
 from localrun.core import LoadOptions, LoadSpec, SamplingParams
 from localrun.ipc.framing import MAX_FRAME_BYTES, FrameDecoder, FrameTooLarge, encode_frame
+from localrun.loopback import is_loopback
 from localrun.options import OPTIONS, check_options, merge
 from localrun.placement.fit import Defaults, place
+from localrun.placement.machine import _quota
+from localrun.runner.measure import _cgroup_free_bytes
 from localrun.settings import SETTINGS, BadSetting, from_env, parse_host
 from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
 
@@ -147,6 +152,62 @@ def test_the_window_is_the_wanted_one_up_to_the_trained_one(
 ) -> None:
     defaults = Defaults(setting, n_threads=2)
     assert place(LoadOptions(num_ctx=wanted), defaults, n_ctx_train=trained).n_ctx == expected
+
+
+def test_a_load_covers_smaller_windows_and_nothing_else_that_differs() -> None:
+    loaded = LoadSpec("/w", "d", n_ctx=100, n_parallel=1, n_threads=1)
+    for changes, is_covered in (
+        ({}, True),
+        ({"n_ctx": 50}, True),
+        ({"n_ctx": 101}, False),
+        ({"n_batch": 7}, False),
+        ({"n_gpu_layers": 3}, False),
+        ({"use_mmap": False}, False),
+    ):
+        assert loaded.covers(replace(loaded, **changes)) is is_covered, changes
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("::ffff:127.0.0.1", True),
+        ("LOCALHOST", True),
+        ("127.evil.example", False),
+        ("0.0.0.0", False),
+        ("192.168.1.1", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_an_address_not_a_prefix(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    ("maximum", "current", "inactive", "expected"),
+    [("1000", "300", "100", 800), ("max", "300", "100", None), ("", "", "", None)],
+)
+def test_a_cgroup_limit_counts_without_the_page_cache(
+    tmp_path: Path, maximum: str, current: str, inactive: str, expected: int | None
+) -> None:
+    (tmp_path / "memory.max").write_text(maximum)
+    (tmp_path / "memory.current").write_text(current)
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
+    assert _cgroup_free_bytes(tmp_path) == expected
+    assert _cgroup_free_bytes(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000", None), ("150000 100000", 1), ("400000 100000", 4), ("5 100000", 1), ("", None)],
+)
+def test_a_cpu_quota_counts_in_whole_cpus(tmp_path: Path, text: str, expected: int | None) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(text)
+    assert _quota(path) == expected
 
 
 def test_names_with_other_adapters_do_not_share_a_runner() -> None:

@@ -150,9 +150,7 @@ def test_openai_models(root):
 
 def test_ps(root):
     service = ScriptedService()
-    info = RunnerInfo(
-        n_ctx=512, n_slots=4, n_ctx_train=1, n_vocab=1, size_bytes=9, size_vram_bytes=3
-    )
+    info = RunnerInfo(n_ctx=512, n_slots=4, size_bytes=9, size_vram_bytes=3)
     service.residents = (
         Resident("k1", "gone:latest", "loading", 1_767_323_045.0, n_queued=2),
         Resident("k2", "tiny:latest", "ready", math.inf, n_busy=1, info=info),

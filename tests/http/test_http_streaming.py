@@ -154,7 +154,7 @@ def test_an_error_before_the_first_byte_has_its_status(tmp_path, error, status, 
     async def main():
         service = ScriptedService(error=error)
         got, headers, body = await post(service, tmp_path, GENERATE, stream=stream).run()
-        assert (got, headers["content-type"]) == (status, "application/json")
+        assert (got, headers["content-type"]) == (status, "application/json; charset=utf-8")
         assert list(json.loads(body)) == ["error"]
         got, headers, openai = await post(service, tmp_path, OPENAI, stream=stream).run()
         assert got == status

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from modelstore.store import Store
+
 SCRIPT = Path(__file__).parents[2] / "install.sh"
-TOOLS = "awk cat df dirname getconf grep id ln ls mkdir mktemp mv readlink rm sed sh uname"
+TOOLS = "awk cat df dirname getconf grep id ln ls mkdir mktemp mv readlink rm rmdir sed sh uname"
 
 
 class Machine:
@@ -116,28 +118,52 @@ def test_help(machine: Machine) -> None:
     assert (result.returncode, result.stdout.startswith("Usage: ./install.sh")) == (0, True)
 
 
+def program(machine: Machine) -> Path:
+    """An installed program whose Python finds this checkout; the folder of its data."""
+    data = machine.home / ".local/share/localrun"
+    python = data / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{SCRIPT.parent}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    link = machine.home / "bin/localrun"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(data / "venv/bin/localrun")
+    return data
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="the data folder is elsewhere there")
 def test_uninstall_keeps_models_unless_told(machine: Machine) -> None:
-    data = machine.home / ".local/share/localrun"
-    link = machine.home / "bin/localrun"
+    data = program(machine)
     models = data / "models"
-    models.mkdir(parents=True)
-    (models / ".localrun-store").touch()
-    (data / "venv/bin").mkdir(parents=True)
-    link.parent.mkdir()
-    link.symlink_to(data / "venv/bin/localrun")
+    Store(models)
     kept = machine.install("--uninstall")
     assert kept.returncode == 0
     assert f"the models are still in {models}" in kept.stdout
-    assert not os.path.lexists(link)
+    assert not os.path.lexists(machine.home / "bin/localrun")
     assert not (data / "venv").exists()
+    # The program is gone by now, and with it what knows the settings.
     assert machine.install("--uninstall", "--purge-models").returncode == 0
     assert not models.exists()
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="the data folder is elsewhere there")
+@pytest.mark.parametrize("name", ["LOCALRUN_MODELS", "OLLAMA_MODELS"])
+def test_purge_removes_the_store_that_the_settings_name(machine: Machine, name: str) -> None:
+    data = program(machine)
+    other, chosen = data / "models", machine.home / "chosen"
+    for folder in (other, chosen):
+        Store(folder).blobs.ingest([b"weights"], None)
+    (chosen / "notes.txt").write_text("mine")
+    result = machine.install("--uninstall", "--purge-models", **{name: str(chosen)})
+    assert (result.returncode, f"other files in {chosen} stay" in result.stdout) == (0, True)
+    assert os.listdir(chosen) == ["notes.txt"]
+    assert Store(other).is_ours
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="the data folder is elsewhere there")
 def test_purge_spares_a_store_that_is_not_ours(machine: Machine) -> None:
-    models = machine.home / ".local/share/localrun/models"
-    models.mkdir(parents=True)
-    assert "was not made by localrun" in machine.failure("--uninstall", "--purge-models")
-    assert models.is_dir()
+    for models in (machine.home / ".local/share/localrun/models", machine.home / "chosen"):
+        (models / "blobs").mkdir(parents=True)
+        line = machine.failure("--uninstall", "--purge-models", LOCALRUN_MODELS=str(models))
+        assert "was not made by localrun" in line
+        assert (models / "blobs").is_dir()

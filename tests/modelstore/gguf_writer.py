@@ -4,8 +4,6 @@ Independent of the reader under test, so that both cannot share a mistake. For u
 `write_gguf(path, tiny_metadata(), tiny_tensors())` is a complete, tiny llama-shaped file.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Blobs: nothing is visible before its hash was right, and files in place are watched."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -18,7 +16,6 @@ from modelstore.errors import (
     ChangedFile,
     DigestMismatch,
     DiskFull,
-    SourceNotAllowed,
     StoreNotWritable,
 )
 
@@ -118,12 +115,6 @@ def test_a_file_is_copied_with_progress(
     assert counts[-1] == len(data)
     assert (digest, is_new) == (Digest.of(data), True)
     assert blobs.path(digest).read_bytes() == data
-    assert blobs.ingest_file(source) == (digest, False)
-
-
-def test_a_source_that_is_not_a_file_is_refused(blobs: Blobs, tmp_path: Path) -> None:
-    with pytest.raises(SourceNotAllowed):
-        blobs.ingest_file(tmp_path)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
@@ -143,8 +134,12 @@ def test_a_copy_that_cannot_fit_is_refused_before_it_is_written(
     source.write_bytes(DATA)
     monkeypatch.setattr(os, "copy_file_range", _fails(errno.EXDEV), raising=False)
     monkeypatch.setattr(blobs_module, "free_bytes", lambda folder: 100)
-    with pytest.raises(DiskFull) as caught:
-        blobs.ingest_file(source)
+    with (
+        source.open("rb") as file,
+        blobs.writer(total_bytes=len(DATA)) as writer,
+        pytest.raises(DiskFull) as caught,
+    ):
+        list(writer.copy_from(file))
     assert (caught.value.needed_bytes, caught.value.free_bytes) == (len(DATA), 100)
     assert _files(blobs) == []
 

@@ -1,7 +1,5 @@
 """The store's lock: one holder among threads and processes, re-entrant within a thread."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Manifests and configs: Ollama's JSON in both directions, and clear refusals."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

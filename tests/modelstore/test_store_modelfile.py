@@ -1,7 +1,5 @@
 """Modelfiles: the grammar, the line numbers, and the way there and back."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,5 @@
 """Descriptions of models: capabilities, header values, parameters, Modelfiles."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +17,6 @@ from modelstore.show import (
 )
 from modelstore.store import Store
 from tests.modelstore.gguf_writer import tiny_metadata, tiny_tensors, write_gguf
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
 
 
 def make(

@@ -17,7 +17,7 @@ class FakeRunner:
 
     def __init__(self, spec: LoadSpec, world: "World") -> None:
         self.spec = spec
-        self.info = RunnerInfo(spec.n_ctx, spec.n_parallel, spec.n_ctx, 10)
+        self.info = RunnerInfo(spec.n_ctx, spec.n_parallel)
         self.n_running = 0
         self.n_leases = 0
         self.is_lost = False
@@ -76,7 +76,7 @@ class World:
 
     async def release(self, lease: Lease[FakeRunner]) -> None:
         lease.runner.n_leases -= 1
-        lease.release()
+        lease.close()
         await self.settle()
 
     async def pass_time(self, seconds: float) -> None:

@@ -1,7 +1,5 @@
 """The text thread, turn by turn: what it sends, in which order, and what it never does."""
 
-from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,7 +15,6 @@ from localrun.ipc.messages import (
     Progressed,
     Rendering,
     Submit,
-    Template,
     Waiting,
 )
 from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
@@ -54,7 +51,7 @@ class Desk:
 
 
 def step(*tokens: TokenOut, admitted: tuple[Sequence, ...] = (), **counts: int) -> StepOutput:
-    counts = {"n_running": 1, "n_waiting": 0, **counts}
+    counts = {"n_running": 1, **counts}
     return StepOutput(admitted, tokens, (), **counts)
 
 
@@ -68,7 +65,7 @@ def dones(items: list[Any]) -> list[Done]:
 
 def test_a_raw_prompt_reaches_the_engine_without_a_template() -> None:
     desk = Desk(chat_template="never {{ messages }}")
-    assert desk.turn(desk.submit(1, "hi")) == [Waiting(1, 2)]
+    assert desk.turn(desk.submit(1, "hi")) == [Waiting(1)]
     sequence = desk.engine.get_nowait()
     assert isinstance(sequence, Sequence)
     assert sequence.tokens == list(b"hi")
@@ -76,10 +73,12 @@ def test_a_raw_prompt_reaches_the_engine_without_a_template() -> None:
 
 def test_a_chat_announces_its_rendering_before_it_runs_the_template() -> None:
     desk = Desk(chat_template="<{{ messages[0].content }}>")
-    assert desk.turn(desk.submit(1, "hi", raw=False)) == [Rendering(1), Waiting(1, 4)]
+    assert desk.turn(desk.submit(1, "hi", raw=False)) == [Rendering(1), Waiting(1)]
     # In a frame of its own: the deadline starts when it arrives.
-    assert Rendering(1) in desk.frames[1].items
-    assert Waiting(1, 4) not in desk.frames[1].items
+    assert [frame.items for frame in desk.frames] == [(Rendering(1),), (Waiting(1),)]
+    sequence = desk.engine.get_nowait()
+    assert isinstance(sequence, Sequence)
+    assert sequence.tokens == list(b"<hi>")
 
 
 def test_tokens_of_a_step_leave_in_one_frame() -> None:
@@ -176,29 +175,46 @@ def test_what_cannot_run_fails_with_its_reason(submit: dict[str, Any], kind: str
 def test_an_engine_failure_reaches_the_client_once() -> None:
     desk = Desk()
     one = desk.accept(1)
-    failed = StepOutput((), (), ((one, EngineFailed(-3)),), n_running=0, n_waiting=0)
+    failed = StepOutput((), (), ((one, EngineFailed(-3)),), n_running=0)
     assert desk.turn(failed) == [Failed(1, "EngineFailed", {"code": -3})]
     assert desk.turn(failed) == []
 
 
-def test_a_named_go_template_renders_the_turns() -> None:
-    desk = Desk()
-    desk.turn(Template("t1", "{{ .Prompt }}!"))
-    assert desk.turn(desk.submit(1, "hi", raw=False, template="t1"))[-1] == Waiting(1, 3)
+def test_a_go_template_of_the_call_renders_the_turns() -> None:
+    desk = Desk(chat_template="not this one")
+    assert desk.accept(1, raw=False, template="{{ .Prompt }}!").tokens == list(b"hi!")
 
 
-def test_context_stands_before_the_prompt() -> None:
-    desk = Desk()
-    submit = Submit(
-        1, ChatPrompt((Message("user", "hi"),), context=(7, 8)), SamplingParams(), n_ctx=100
-    )
-    assert desk.turn(submit)[-1] == Waiting(1, 4)
+def with_context(*context: int, **script: Any) -> tuple[list[Any], Desk]:
+    desk = Desk(**script)
+    prompt = ChatPrompt((Message("user", "hi"),), context=context)
+    return desk.turn(Submit(1, prompt, SamplingParams(), n_ctx=100)), desk
+
+
+def test_context_stands_before_the_prompt_which_then_has_no_bos() -> None:
+    items, desk = with_context(7, 8, adds_bos=True)
+    assert items[-1] == Waiting(1)
     sequence = desk.engine.get_nowait()
     assert isinstance(sequence, Sequence)
     assert sequence.tokens == [7, 8, *b"hi"]
 
 
-def test_counts_travel_even_without_news(fake_model: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("token", [-1, 2**31])
+def test_context_with_foreign_ids_is_refused(token: int) -> None:
+    items, desk = with_context(7, token)
+    assert items[-1].kind == "BadRequest"
+    assert items[-1].fields["path"] == "context"
+    assert desk.engine.empty()
+
+
+def test_context_counts_against_the_window() -> None:
+    items, _ = with_context(*[7] * 99)
+    assert items[-1] == Failed(1, "ContextOverflow", {"n_tokens": 101, "n_ctx": 100})
+
+
+def test_the_count_of_running_sequences_travels_even_without_news() -> None:
     desk = Desk()
-    assert desk.turn(step(n_running=3, n_waiting=5)) == []
-    assert (desk.frames[0].n_running, desk.frames[0].n_waiting) == (3, 5)
+    assert desk.turn(step(n_running=3)) == []
+    assert [frame.n_running for frame in desk.frames] == [3]
+    assert desk.turn(step(n_running=3)) == []
+    assert desk.frames == []

@@ -47,7 +47,6 @@ class StepOutput:
     tokens: tuple[TokenOut, ...]
     failed: tuple[tuple[Sequence, LocalrunError], ...]
     n_running: int
-    n_waiting: int
 
 
 class Engine:
@@ -177,7 +176,6 @@ class Engine:
             tuple(self._tokens),
             tuple(self._failed),
             n_running=len(self._running),
-            n_waiting=len(self._waiting),
         )
         self._tokens.clear()
         self._failed.clear()

@@ -74,13 +74,34 @@ class JinjaTemplate:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt that ends where the assistant's turn begins. Raises TemplateFailed."""
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        turns = [_jinja_message(message) for message in messages]
         try:
             return self._template.render(messages=turns, add_generation_prompt=True, **self._tokens)
         except TemplateFailed:
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
             raise TemplateFailed(f"{type(error).__name__}: {error}") from None
+
+
+def _jinja_message(message: Message) -> dict[str, Any]:
+    """A turn as Hugging Face's templates read it; what a turn lacks is absent, not null."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.thinking:
+        turn["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_name:
+        turn["name"] = message.tool_name
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
 
 
 # Stands where the answer begins; what a template puts after it is for finished turns only.
@@ -145,7 +166,13 @@ def _go_message(message: Message) -> dict[str, Any]:
         "Content": message.content,
         "Thinking": message.thinking,
         "Images": [],
-        "ToolCalls": [],
+        "ToolCalls": [
+            {
+                "ID": call.id,
+                "Function": {"Index": i, "Name": call.name, "Arguments": call.arguments},
+            }
+            for i, call in enumerate(message.tool_calls)
+        ],
         "ToolName": message.tool_name,
         "ToolCallID": message.tool_call_id,
     }

@@ -1,0 +1,28 @@
+"""What this machine has left for a model. Looks at the system; allocates nothing."""
+
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_ram_bytes() -> int:
+    """Bytes of RAM that can be had without swapping: the system's, cut by the cgroup's limit."""
+    available = int(psutil.virtual_memory().available)
+    cgroup_free = _cgroup_free_bytes(_CGROUP)
+    return available if cgroup_free is None else max(0, min(available, cgroup_free))
+
+
+def _cgroup_free_bytes(folder: Path) -> int | None:
+    """What cgroup v2 still grants; None without it or without a limit.
+
+    Page cache that nobody uses counts as taken there, but is given back when memory is needed.
+    """
+    try:
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat["inactive_file"])
+    except (OSError, ValueError, KeyError):  # `max` is no number
+        return None

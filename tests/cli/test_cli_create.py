@@ -1,0 +1,115 @@
+"""`create` against a scripted daemon: Modelfiles, files by path and files by upload."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from cli_stub import Reply, Shell, Stub
+
+
+def test_create_from_a_modelfile(stub: Stub, shell: Shell, tmp_path: Path) -> None:
+    stub.on("POST", "/api/create", Reply(lines=[{"status": "writing manifest"}]))
+    modelfile = tmp_path / "Other"
+    modelfile.write_text(
+        'FROM base:1\nSYSTEM be brief\nPARAMETER stop "a b"\nPARAMETER stop c\n'
+        "PARAMETER temperature 0.5\nPARAMETER num_ctx 512\nMESSAGE user hi\nLICENSE free\n"
+    )
+    result = shell("create", "n", "-f", str(modelfile))
+    assert (result.code, result.out, result.err) == (0, "", "writing manifest\n")
+    assert stub.asked("/api/create")[0].json == {
+        "model": "n",
+        "stream": True,
+        "from": "base:1",
+        "system": "be brief",
+        "license": ["free"],
+        "parameters": {"stop": ["a b", "c"], "temperature": 0.5, "num_ctx": 512},
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+
+
+def test_create_names_a_local_file_by_its_path(stub: Stub, shell: Shell, tmp_path: Path) -> None:
+    stub.on("POST", "/api/create", Reply(lines=[{"status": "success"}]))
+    weights = tmp_path / "w.gguf"
+    weights.write_bytes(b"GGUF")
+    (tmp_path / "Modelfile").write_text("FROM ./w.gguf\n")
+    assert shell("create", "n", "-f", str(tmp_path / "Modelfile")).code == 0
+    assert shell("create", "n", "--from-file", str(weights), "--in-place").code == 0
+    bodies = [request.json for request in stub.asked("/api/create")]
+    assert [(body["path"], body["in_place"]) for body in bodies] == [
+        (str(weights), False),
+        (str(weights), True),
+    ]
+
+
+def test_create_uploads_what_a_distant_daemon_lacks(
+    stub: Stub, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.commands.create.is_loopback", lambda _: False)
+    weights = tmp_path / "w.gguf"
+    weights.write_bytes(b"GGUF and more")
+    digest = "sha256:" + hashlib.sha256(b"GGUF and more").hexdigest()
+    stub.on("HEAD", f"/api/blobs/{digest}", Reply(404), Reply())
+    stub.on("POST", f"/api/blobs/{digest}", Reply(201))
+    stub.on("POST", "/api/create", Reply(lines=[{"status": "success"}]))
+    assert shell("create", "n", "--from-file", str(weights)).code == 0
+    assert shell("create", "n", "--from-file", str(weights)).code == 0
+    uploads = [r.body for r in stub.asked(f"/api/blobs/{digest}") if r.method == "POST"]
+    assert uploads == [b"GGUF and more"]
+    assert stub.asked("/api/create")[0].json["files"] == {"w.gguf": digest}
+    refused = shell("create", "n", "--from-file", str(weights), "--in-place")
+    assert (refused.code, "daemon on this machine" in refused.err) == (2, True)
+
+
+def test_create_uploads_what_a_near_daemon_may_not_read(
+    stub: Stub, shell: Shell, tmp_path: Path
+) -> None:
+    weights = tmp_path / "w.gguf"
+    weights.write_bytes(b"GGUF")
+    digest = "sha256:" + hashlib.sha256(b"GGUF").hexdigest()
+    refusal = Reply(403, {"error": "cannot read `w.gguf`"})
+    stub.on("POST", "/api/create", refusal, Reply(lines=[{"status": "success"}]), refusal)
+    stub.on("HEAD", f"/api/blobs/{digest}", Reply(404))
+    stub.on("POST", f"/api/blobs/{digest}", Reply(201))
+    assert shell("create", "n", "--from-file", str(weights)).code == 0
+    first, second = (request.json for request in stub.asked("/api/create"))
+    assert (first["path"], "files" in first) == (str(weights), False)
+    assert (second["files"], "path" in second) == ({"w.gguf": digest}, False)
+    in_place = shell("create", "n", "--from-file", str(weights), "--in-place")
+    assert (in_place.code, in_place.err) == (1, "Error: cannot read `w.gguf`\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("FROM ./none.gguf\n", "there is no file `./none.gguf`"),
+        ("FROM .\n", "is a folder"),
+        ("FROM ./Modelfile\n", "is not a GGUF file"),
+        ("FROM m\nPARAMETER heat 3\n", "unknown PARAMETER `heat`"),
+        ("FROM m\nPARAMETER top_k warm\n", 'option "top_k" must be of type integer'),
+        ("FROM m\nADAPTER m2\n", "ADAPTER takes a GGUF file"),
+        ("SYSTEM x\n", "no FROM line"),
+    ],
+)
+def test_create_refuses(shell: Shell, stub: Stub, tmp_path: Path, text: str, part: str) -> None:
+    (tmp_path / "Modelfile").write_text(text)
+    result = shell("create", "n", "-f", str(tmp_path / "Modelfile"))
+    assert result.code in (1, 2)
+    assert part in result.err
+    assert not stub.asked("/api/create")
+
+
+def test_create_without_a_modelfile(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    missing = shell("create", "n", "-f", "none")
+    assert (missing.code, missing.err) == (2, "Error: there is no Modelfile `none`\n")
+    assert "--from-file" in shell("create", "n").err
+
+
+def test_create_shows_one_line_on_a_terminal(stub: Stub, shell: Shell, tmp_path: Path) -> None:
+    lines = [{"status": "copying", "completed": 1, "total": 4}, {"status": "success"}]
+    stub.on("POST", "/api/create", Reply(lines=lines))
+    (tmp_path / "Modelfile").write_text("FROM m\n")
+    result = shell("create", "n", "-f", str(tmp_path / "Modelfile"), is_terminal=True)
+    assert result.err == "\r\x1b[Kcopying 25%\r\x1b[Ksuccess\r\x1b[K"

@@ -1,0 +1,146 @@
+"""`run` against a scripted daemon: what it sends and prints, and how it ends."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from cli_stub import Reply, Shell, Stub, generated
+
+NOT_FOUND = Reply(404, {"error": "model 'm' not found"})
+
+
+def cli_process(*argv: str, environ: dict[str, str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "cli", *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ,
+    )
+
+
+def test_run_prints_the_answer_and_nothing_else(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated("Hé", "llo\x1b[31m\r\n", " 🙂")))
+    result = shell("run", "m", "why", "is it", "--keepalive", "5m")
+    assert (result.code, result.out, result.err) == (0, "Héllo\x1b[31m\r\n 🙂\n", "")
+    (request,) = stub.asked("/api/generate")
+    assert request.json == {
+        "model": "m",
+        "prompt": "why is it",
+        "stream": True,
+        "keep_alive": 300,
+    }
+
+
+def test_run_keeps_control_characters_from_a_terminal(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated("a\x1b[31mb\x07c\n")))
+    result = shell("run", "m", "x", is_terminal=True)
+    assert result.out == "a[31mbc\n"
+
+
+def test_run_reads_a_pipe_before_the_words(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated("ok\n")))
+    assert shell("run", "m", "sum", "up", stdin="a text\n").out == "ok\n"
+    assert shell("run", "m", stdin="only pipe").out == "ok\n"
+    prompts = [request.json["prompt"] for request in stub.asked("/api/generate")]
+    assert prompts == ["a text\n sum up", "only pipe"]
+
+
+def test_run_without_prompt_and_terminal_only_loads(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(body={"done": True, "done_reason": "load"}))
+    assert shell("run", "m", stdin="").out == ""
+    assert stub.asked("/api/generate")[0].json == {"model": "m", "prompt": "", "stream": False}
+
+
+def test_run_verbose_and_format(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated("{}", eval_count=3)))
+    result = shell("run", "m", "x", "--verbose", "--format", "json")
+    assert (result.out, result.err) == ("{}\n", "eval count:           3 token(s)\n")
+    assert stub.asked("/api/generate")[0].json["format"] == "json"
+
+
+def test_run_of_a_missing_model_says_what_to_do(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", NOT_FOUND)
+    result = shell("run", "m", "x")
+    assert result.code == 4
+    assert result.err.startswith("Error: model 'm' not found\n`localrun list` shows")
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (
+            Reply(lines=[*generated("half")[:1], {"error": "runner died"}]),
+            "Error: runner died\n",
+        ),
+        (
+            Reply(lines=generated("half")[:1]),
+            "Error: the answer ended before it was complete\n",
+        ),
+        (
+            Reply(lines=generated("half")[:1], is_cut=True),
+            "Error: the daemon closed the connection before it had answered; its log says why\n",
+        ),
+    ],
+)
+def test_run_that_breaks_off(stub: Stub, shell: Shell, reply: Reply, message: str) -> None:
+    stub.on("POST", "/api/generate", reply)
+    result = shell("run", "m", "x")
+    assert (result.code, result.out, result.err) == (1, "half", message)
+
+
+def test_an_answer_about_errors_is_no_error(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated('{"error": "x"}')))
+    assert shell("run", "m", "x").out == '{"error": "x"}\n'
+
+
+def test_interrupt_closes_the_connection(stub: Stub, shell: Shell) -> None:
+    gate = threading.Event()
+    stub.on("POST", "/api/generate", Reply(lines=generated("one", "two"), gate=gate))
+    child = cli_process("run", "m", "x", environ=shell.environ)
+    assert child.stdout is not None
+    assert child.stdout.read(3) == b"one"
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    gate.set()
+    assert (child.returncode, out, err) == (130, b"", b"")
+    assert stub.gone.wait(30)
+
+
+def test_broken_pipe_is_quiet(stub: Stub, shell: Shell) -> None:
+    gate = threading.Event()
+    stub.on("POST", "/api/generate", Reply(lines=generated("one", "two"), gate=gate))
+    child = cli_process("run", "m", "x", environ=shell.environ)
+    assert child.stdout is not None
+    assert child.stdout.read(3) == b"one"
+    child.stdout.close()
+    gate.set()
+    assert child.stderr is not None
+    assert child.stderr.read() == b""
+    assert child.wait(30) == 141
+    child.stderr.close()
+
+
+def test_closed_streams_are_no_special_case(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated("ok")))
+    line = f"{sys.executable} -m cli run m x <&- 2>&-"
+    result = subprocess.run(
+        ["sh", "-c", line], env=shell.environ, capture_output=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, b"ok\n")
+
+
+@pytest.mark.parametrize("argv", [["run", "m"], ["create", "n", "-f", "-"]])
+def test_input_that_is_no_text_is_wrong_usage(stub: Stub, shell: Shell, argv: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "cli", *argv],
+        input=b"FROM \xff\n",
+        env=shell.environ,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr == b"Error: the text on standard input is not UTF-8\n"
