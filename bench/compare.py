@@ -7,6 +7,7 @@ machine does hits all of them alike. Ratios are taken within a round.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +51,8 @@ _USUAL_SLOTS = 8
 def main() -> None:
     """Parses the command line, measures, prints and perhaps writes the table."""
     arguments = _parser().parse_args()
+    # So that the servers are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     setup = Setup(_model(arguments.model), arguments.threads, arguments.window)
     ours = Localrun(setup)
     contestants: list[Server] = [ours, *_peers(setup, arguments)]

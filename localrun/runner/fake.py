@@ -92,7 +92,7 @@ class FakeSampler:
 
     def sample(self, row: int) -> int:
         """The scripted token for output `row`."""
-        return self._model.greedy()[row]
+        return self._model.next_token(row)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -161,9 +161,11 @@ class FakeModel:
 
     def greedy(self) -> list[int]:
         """The scripted token of every output row."""
-        return [self._next_token(slot) for slot in self._outputs]
+        return [self.next_token(row) for row in range(len(self._outputs))]
 
-    def _next_token(self, slot: int) -> int:
+    def next_token(self, row: int) -> int:
+        """The scripted token of one output row."""
+        slot = self._outputs[row]
         n_prompt = self._n_prompt[slot]
         cells = self._cells[slot]
         pieces: Sequence[int] = range(_FIRST_PIECE, _FIRST_PIECE + len(self._script.pieces))

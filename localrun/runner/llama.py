@@ -220,6 +220,10 @@ class _Batch:
         self.struct.n_tokens = n_rows
 
 
+# The binding wraps the result in a pointer object; the bare address is all that is needed.
+_get_logits = ctypes.cast(lib.llama_get_logits, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p))
+
+
 def _pointer(array: NDArray[Any], ctype: Any) -> Any:
     return array.ctypes.data_as(ctypes.POINTER(ctype))
 
@@ -239,6 +243,8 @@ class LlamaModel:
         self._batch = _Batch(self.n_batch)
         self._n_slots = n_slots
         self._n_outputs = 0
+        self._logits_address = 0
+        self._logits_view: NDArray[np.float32] = np.empty((0, 0), np.float32)
         sizes = self._log.buffer_bytes
         self.info = RunnerInfo(
             n_ctx=min(int(lib.llama_n_ctx_seq(self._ctx)), max(spec.n_ctx, 1)),
@@ -345,8 +351,15 @@ class LlamaModel:
 
     def _logits(self) -> NDArray[np.float32]:
         """(n_outputs, n_vocab) float32, in llama.cpp's memory, until the next forward."""
-        pointer = lib.llama_get_logits(self._ctx)
-        return np.ctypeslib.as_array(pointer, (self._n_outputs, self.vocab.n_tokens))
+        address = _get_logits(self._ctx)
+        if address != self._logits_address:
+            # The buffer stays where it is for the life of the context, so neither is the view
+            # made anew: that would cost more than the argmax.
+            size = self._n_slots * self.vocab.n_tokens
+            memory = (ctypes.c_float * size).from_address(address)
+            self._logits_view = np.ctypeslib.as_array(memory).reshape(self._n_slots, -1)
+            self._logits_address = address
+        return self._logits_view[: self._n_outputs]
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> LlamaSampler:
         """A chain for one sequence; see `Model.sampler`."""
