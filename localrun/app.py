@@ -7,11 +7,13 @@ import asyncio
 import dataclasses
 import errno
 import logging
+import logging.handlers
 import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -39,6 +41,10 @@ _FLUSH_S = 2.0
 
 # How often a drain looks whether the last answer has ended.
 _DRAIN_POLL_S = 0.05
+
+# A file is some hundred thousand lines: days of a busy daemon. Three of them are kept beside it.
+_LOG_BYTES = 10_000_000
+_LOG_FILES = 3
 
 # An idle connection of a client's pool; below the usual 90 s of HTTP clients' own limits.
 _KEEP_ALIVE_CONNECTION_S = 75
@@ -82,7 +88,11 @@ class Daemon:
             self.store,
             self.residency,
             ServiceDefaults(
-                Defaults(settings.context_length, settings.num_thread or n_cpus()),
+                Defaults(
+                    settings.context_length,
+                    settings.num_thread or n_cpus(),
+                    n_threads_max=max(settings.num_thread or 0, os.cpu_count() or 1),
+                ),
                 settings.num_parallel,
                 settings.kv_cache_type,
                 settings.flash_attention,
@@ -155,12 +165,13 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, log_file: Path | None = None) -> int:
     """Runs the daemon in the foreground until SIGTERM or SIGINT; returns its exit code.
 
-    Raises AddressInUse, InsecureAddress.
+    Logs to `log_file`, which is rotated, or to stderr.
+    Raises AddressInUse, InsecureAddress, OSError, errors of `modelstore.errors`.
     """
-    _set_up_logging(settings.log_level)
+    _set_up_logging(settings.log_level, log_file)
     sock = bind(settings)
     host, port = sock.getsockname()[:2]
     # From here on the address that was really taken counts, not the name that led to it.
@@ -209,7 +220,14 @@ def bind(settings: Settings) -> socket.socket:
     return sock
 
 
-def _set_up_logging(level: str) -> None:
+def _set_up_logging(level: str, log_file: Path | None) -> None:
+    handler: logging.Handler = logging.StreamHandler()
+    if log_file is not None:
+        handler = logging.handlers.RotatingFileHandler(
+            log_file, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8"
+        )
     logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=[handler],
     )

@@ -54,14 +54,19 @@ class Unsupported(LocalrunError):
 
 @dataclass(eq=False)
 class ContextOverflow(LocalrunError):
-    """A prompt of `n_tokens` leaves no room for an answer in a window of `n_ctx` tokens."""
+    """A prompt of `n_tokens` leaves no room for an answer in a window of `n_ctx` tokens.
+
+    `is_at_least` when the prompt was too long to be worth counting.
+    """
 
     n_tokens: int
     n_ctx: int
+    is_at_least: bool = False
 
     def __str__(self) -> str:
+        at_least = "at least " if self.is_at_least else ""
         return (
-            f"the prompt has {self.n_tokens} tokens and exceeds the context length of "
+            f"the prompt has {at_least}{self.n_tokens} tokens and exceeds the context length of "
             f"{self.n_ctx}; shorten it or raise num_ctx"
         )
 

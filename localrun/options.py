@@ -19,6 +19,9 @@ from localrun.errors import BadRequest
 Scope = Literal["load", "request"]
 Kind = Literal["integer", "number", "boolean", "strings"]
 
+# Every step searches for all of them; OpenAI takes 4.
+_MAX_STOPS = 128
+
 # Token counts and seeds are 32-bit in llama.cpp.
 _INT32_MAX = 2**31 - 1
 
@@ -75,6 +78,8 @@ def check_option(name: str, value: Any, *, path: str) -> Any:
             if isinstance(value, str):
                 return (value,) if value else ()
             if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+                if len(value) > _MAX_STOPS:
+                    raise BadRequest(path, f"holds {len(value)} strings, more than {_MAX_STOPS}")
                 return tuple(item for item in value if item)
         case "integer" | "number":
             number = _number(value)

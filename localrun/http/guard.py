@@ -25,6 +25,7 @@ _access = logging.getLogger("localrun.access")
 _log = logging.getLogger(__name__)
 
 _BLOB_PREFIX = "/api/blobs/"
+_PROBES = ("/", "/health", "/api/version")
 # Names that resolve to this machine or its own network by standard or by habit (RFC 6761, 6762).
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 
@@ -70,7 +71,10 @@ class Guard:
             elapsed_ms = (time.perf_counter() - started_at) * 1e3
             # The raw path: percent-encoded, so nobody can write lines of their own into the log.
             path = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
-            _access.info(
+            # Every command and every monitor asks these; their lines would bury the rest.
+            level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
+            _access.log(
+                level,
                 "%s %s %s %.1f ms",
                 scope["method"],
                 path.decode("latin-1"),

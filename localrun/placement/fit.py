@@ -14,10 +14,14 @@ DEFAULT_N_CTX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds unless a request or a Modelfile says otherwise. `n_ctx` None chooses."""
+    """What holds unless a request or a Modelfile says otherwise. `n_ctx` None chooses.
+
+    Nobody gets more than `n_threads_max` threads: beyond the CPUs they only wait for each other.
+    """
 
     n_ctx: int | None
     n_threads: int
+    n_threads_max: int
     n_batch: int = DEFAULT_N_BATCH
 
 
@@ -40,6 +44,6 @@ def place(options: LoadOptions, defaults: Defaults, *, n_ctx_train: int) -> Plac
     return Placement(
         n_ctx=min(n_ctx, n_ctx_train) if n_ctx_train else n_ctx,
         n_batch=options.num_batch or defaults.n_batch,
-        n_threads=options.num_thread or defaults.n_threads,
+        n_threads=min(options.num_thread or defaults.n_threads, defaults.n_threads_max),
         n_gpu_layers=-1 if options.num_gpu is None else options.num_gpu,
     )

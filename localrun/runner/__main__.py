@@ -2,7 +2,8 @@
 
     main thread    reads frames; end of file means that the daemon is gone: exit at once
     engine thread  loads the model, then steps for ever
-    text thread    prompts and answers
+    prompt thread  templates and tokens
+    text thread    answers; writes frames
 
 Exit codes: 0 the daemon closed the socket, 3 the model was refused, 70 a bug.
 This process reads no environment variables of ours and speaks no HTTP.
@@ -21,11 +22,20 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from localrun.core import LoadSpec
-from localrun.ipc.messages import Load, Loaded, LoadRefused, Outbox, Progress
+from localrun.ipc.messages import (
+    Cancel,
+    Load,
+    Loaded,
+    LoadRefused,
+    Outbox,
+    Progress,
+    Submit,
+)
 from localrun.runner.engine.engine import Engine
 from localrun.runner.io import Channel
 from localrun.runner.model import LoadRefused as Refused
 from localrun.runner.model import Model
+from localrun.runner.prompt.prepare import PromptThread
 from localrun.runner.text import TextMessage, TextThread
 
 EXIT_REFUSED = 3
@@ -52,16 +62,35 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     channel = Channel(socket.socket(fileno=arguments.fd))
-    inbox: SimpleQueue[TextMessage] = SimpleQueue()
-    threading.Thread(target=_guarded, args=(_serve, channel, inbox), daemon=True).start()
-    _guarded(_receive, channel, inbox)
+    _guarded(_receive, channel)
     os._exit(0)
 
 
-def _receive(channel: Channel, inbox: "SimpleQueue[TextMessage]") -> None:
+class Inboxes:
+    """One queue for each thread that the reader feeds."""
+
+    def __init__(self) -> None:
+        self.prompt: SimpleQueue[Submit | Cancel] = SimpleQueue()
+        self.text: SimpleQueue[TextMessage] = SimpleQueue()
+
+
+def _receive(channel: Channel) -> None:
     """The reader: hands on the daemon's messages until it closes the socket or dies."""
+    inboxes = Inboxes()
     for message in channel.messages():
-        inbox.put(message)
+        match message:
+            case Load(spec=spec):
+                _start(_serve, spec, channel, inboxes)
+            case Submit():
+                inboxes.prompt.put(message)
+            case Cancel():
+                # In this order: the prompt thread's `Settled` must reach the text thread later.
+                inboxes.text.put(message)
+                inboxes.prompt.put(message)
+
+
+def _start(target: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=_guarded, args=(target, *arguments), daemon=True).start()
 
 
 def _die_with_parent(parent_pid: int) -> None:
@@ -83,23 +112,22 @@ def _guarded(target: Callable[..., None], *arguments: object) -> None:
         os._exit(EXIT_BUG)
 
 
-def _serve(channel: Channel, inbox: "SimpleQueue[TextMessage]") -> None:
-    """The engine thread: loads, starts the text thread on the same inbox, then steps for ever."""
-    first = inbox.get()
-    if not isinstance(first, Load):
-        raise RuntimeError(f"the first message must be Load, not {type(first).__name__}")
+def _serve(spec: LoadSpec, channel: Channel, inboxes: Inboxes) -> None:
+    """The engine thread: loads, starts the other two, then steps for ever."""
     try:
-        model = _load(first.spec, channel)
+        model = _load(spec, channel)
     except Refused as error:
         channel.send(Outbox((LoadRefused(str(error)),)))
         os._exit(EXIT_REFUSED)
     # What is alive now stays alive: keep the collector from walking it in the middle of a step.
     gc.collect()
     gc.freeze()
-    engine = Engine(model, inbox.put)
-    text = TextThread(model.vocab, inbox, engine.inbox, channel.send)
+    engine = Engine(model, inboxes.text.put)
+    text = TextThread(model.vocab, inboxes.text, engine.inbox, channel.send)
+    prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put)
     channel.send(Outbox((Loaded(model.info),)))
-    threading.Thread(target=_guarded, args=(text.run,), daemon=True).start()
+    _start(text.run)
+    _start(prompts.run)
     engine.run()
 
 

@@ -1,8 +1,8 @@
-"""The text thread: requests → token ids for the engine, the engine's tokens → text for clients.
+"""The text thread: the engine's tokens → text for clients.
 
-Everything about text happens here, beside the forward: templates, fitting, tokenizing, UTF-8,
-stop strings. It owns the requests by id and is the only writer of the socket once the model is
-loaded. One `Outbox` frame leaves per engine step, not one per token.
+It owns the requests by id, from the moment their prompts are prepared, and is the only writer of
+the socket once the model is loaded. UTF-8 and stop strings happen here, beside the forward. One
+`Outbox` frame leaves per engine step, not one per token.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from localrun.core import ChatPrompt, Done, DoneReason, Message, RawPrompt, TextDelta, Usage
-from localrun.errors import BadRequest, ContextOverflow, LocalrunError, to_fields
+from localrun.core import Done, DoneReason, TextDelta, Usage
+from localrun.errors import LocalrunError, to_fields
 from localrun.ipc.messages import (
     Admitted,
     Cancel,
@@ -21,18 +21,16 @@ from localrun.ipc.messages import (
     Rendering,
     Submit,
     ToDaemon,
-    ToRunner,
     Waiting,
 )
 from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.model import Vocab
 from localrun.runner.output.detokenizer import Detokenizer
-from localrun.runner.prompt.fit import fit
-from localrun.runner.prompt.templates import JinjaTemplate, go_template, render_plain
+from localrun.runner.prompt.prepare import FromPrompt, Prepared, Refused, Settled
 
-# What the text thread's inbox carries: the daemon's messages and the engine's steps.
-TextMessage = ToRunner | StepOutput
+# What the text thread's inbox carries, from the reader, the prompt thread and the engine.
+TextMessage = Cancel | FromPrompt | StepOutput
 
 
 @dataclass(slots=True)
@@ -58,7 +56,7 @@ class TextThread:
         self._engine_inbox = engine_inbox
         self._send = send
         self._requests: dict[int, _Request] = {}
-        self._own_template: JinjaTemplate | None = None
+        self._cancelled: set[int] = set()
         self._items: list[ToDaemon] = []
         self._n_running = 0
         self._n_running_sent = 0
@@ -77,21 +75,26 @@ class TextThread:
             return messages
 
     def turn(self, messages: Seq[TextMessage]) -> None:
-        """Handles what has arrived: cancels first, running streams next, new prompts last.
+        """Handles what has arrived together and sends one frame about it.
 
-        So a cancelled prompt is never rendered and a long one holds up no text that is ready.
+        Cancels go first: nobody reads what a step has made for a request that is gone.
         """
-        cancelled = {message.id for message in messages if isinstance(message, Cancel)}
-        for request_id in cancelled:
-            self._cancel(request_id)
         for message in messages:
-            if isinstance(message, StepOutput):
-                self._after_step(message)
+            if isinstance(message, Cancel):
+                self._cancel(message.id)
+        for message in messages:
+            match message:
+                case StepOutput():
+                    self._after_step(message)
+                case Rendering():
+                    self._items.append(message)
+                case Prepared():
+                    self._accept(message)
+                case Refused(id=request_id, error=error):
+                    self._fail(request_id, error)
+                case Settled(id=request_id):
+                    self._cancelled.discard(request_id)
         self._flush()
-        for message in messages:
-            if isinstance(message, Submit) and message.id not in cancelled:
-                self._submit(message)
-                self._flush()
 
     def _flush(self) -> None:
         if self._items or self._n_running != self._n_running_sent:
@@ -101,13 +104,11 @@ class TextThread:
 
     # ---- a request arrives
 
-    def _submit(self, submit: Submit) -> None:
-        try:
-            tokens = self._tokens_of(submit)
-        except LocalrunError as error:
-            self._fail(submit.id, error)
+    def _accept(self, prepared: Prepared) -> None:
+        submit = prepared.submit
+        if submit.id in self._cancelled:
             return
-        sequence = Sequence(submit.id, tokens, submit.sampling, submit.n_ctx)
+        sequence = Sequence(submit.id, prepared.tokens, submit.sampling, submit.n_ctx)
         request = _Request(submit, sequence, Detokenizer(submit.sampling.stop))
         self._items.append(Waiting(submit.id))
         if sequence.n_predict == 0:
@@ -116,48 +117,12 @@ class TextThread:
         self._requests[submit.id] = request
         self._engine_inbox.put(sequence)
 
-    def _tokens_of(self, submit: Submit) -> list[int]:
-        """Token ids of the prompt, shorter than the window.
-
-        Raises BadRequest, ContextOverflow, TemplateFailed.
-        """
-        prompt = submit.prompt
-        if isinstance(prompt, RawPrompt):
-            tokens = self._vocab.tokenize(prompt.text)
+    def _cancel(self, request_id: int) -> None:
+        if self._requests.pop(request_id, None):
+            self._engine_inbox.put(Remove(request_id))
         else:
-            self._items.append(Rendering(submit.id))
-            self._flush()
-            tokens = self._chat_tokens(prompt, submit)
-        if not tokens:
-            # llama.cpp needs a token to start from; an empty prompt without BOS has none.
-            tokens = self._vocab.tokenize(" ")
-        if len(tokens) >= submit.n_ctx:
-            raise ContextOverflow(len(tokens), submit.n_ctx)
-        return tokens
-
-    def _chat_tokens(self, prompt: ChatPrompt, submit: Submit) -> list[int]:
-        render = self._renderer(submit.template)
-        context = prompt.context
-        if context and not 0 <= min(context) <= max(context) < self._vocab.n_tokens:
-            raise BadRequest("context", "holds token ids that the model does not have")
-
-        def tokenize(messages: Seq[Message]) -> list[int]:
-            return [*context, *self._vocab.tokenize(render(messages), is_start=not context)]
-
-        return fit(prompt.messages, submit.n_ctx, tokenize)
-
-    def _renderer(self, go_source: str | None) -> Callable[[Seq[Message]], str]:
-        if go_source is not None:
-            return go_template(go_source).render
-        if self._vocab.chat_template is None:
-            return render_plain
-        if self._own_template is None:
-            self._own_template = JinjaTemplate(
-                self._vocab.chat_template,
-                bos_text=self._vocab.bos_text,
-                eos_text=self._vocab.eos_text,
-            )
-        return self._own_template.render
+            # Its prompt may still come out of the prompt thread, which says when it will not.
+            self._cancelled.add(request_id)
 
     # ---- the engine has done a step
 
@@ -212,7 +177,3 @@ class TextThread:
     def _fail(self, request_id: int, error: LocalrunError) -> None:
         kind, fields = to_fields(error)
         self._items.append(Failed(request_id, kind, fields))
-
-    def _cancel(self, request_id: int) -> None:
-        if self._requests.pop(request_id, None):
-            self._engine_inbox.put(Remove(request_id))

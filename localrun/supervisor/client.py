@@ -116,7 +116,7 @@ class RunnerClient:
         self._ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
         self._render_timers: dict[int, asyncio.TimerHandle] = {}
-        self._killed_for: LocalrunError | None = None
+        self._overdue: int | None = None  # the request whose template ran past its limit
         self._reading = asyncio.create_task(self._read())
         self._watching = asyncio.create_task(self._watch())
 
@@ -224,8 +224,13 @@ class RunnerClient:
             )
             for line in self._process.log_tail:
                 _log.warning("runner %d: %s", self.pid, line)
+        if self._overdue is not None:
+            how = "it had to be ended because a chat template did not come back"
         for stream in self._streams.values():
-            stream.fail(self._killed_for or RunnerLost(stream.phase, how))
+            is_culprit = stream.id == self._overdue
+            stream.fail(
+                TemplateTimeout(TEMPLATE_TIMEOUT_S) if is_culprit else RunnerLost(stream.phase, how)
+            )
         self._streams.clear()
 
     async def _watch(self) -> None:
@@ -275,15 +280,15 @@ class RunnerClient:
 
     def _start_render_timer(self, request_id: int) -> None:
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(TEMPLATE_TIMEOUT_S, self._render_overdue)
+        timer = loop.call_later(TEMPLATE_TIMEOUT_S, self._render_overdue, request_id)
         self._render_timers[request_id] = timer
 
     def _stop_render_timer(self, request_id: int) -> None:
         if timer := self._render_timers.pop(request_id, None):
             timer.cancel()
 
-    def _render_overdue(self) -> None:
-        self._killed_for = TemplateTimeout(TEMPLATE_TIMEOUT_S)
+    def _render_overdue(self, request_id: int) -> None:
+        self._overdue = request_id
         self._process.kill()
 
 

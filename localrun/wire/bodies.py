@@ -47,13 +47,33 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     if not body.strip():
         raise BadRequest("", "missing request body")
     try:
-        return decoder.decode(body)
+        return decoder.decode(_mended(body))
     except msgspec.ValidationError as error:
         raise _located(str(error)) from None
     except msgspec.DecodeError as error:
         raise BadRequest("", f"the request body is not valid JSON: {error}") from None
     except RecursionError:
         raise BadRequest("", "the request body is nested too deeply") from None
+
+
+# Clients that cut a string inside an emoji send half of a surrogate pair. It is no character, so
+# no UTF-8 either; as in Go's decoder, hence in Ollama, U+FFFD takes its place. The first and the
+# last alternative only keep whole pairs and other escapes, such as an escaped backslash, apart.
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb"|\\."
+)
+
+
+def _mended(body: bytes) -> bytes:
+    if b"\\ud" not in body and b"\\uD" not in body:
+        return body
+    return _LONE_SURROGATE.sub(_replaced, body)
+
+
+def _replaced(match: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if match[1] else match[0]
 
 
 def _located(sentence: str) -> BadRequest:
@@ -127,7 +147,7 @@ _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def misplaced(body: bytes, names: Collection[str]) -> list[str]:
     """Those of `names` that stand at the top level of a valid body, where nobody reads them."""
-    return [name for name in _KEYS.decode(body) if name in names]
+    return [name for name in _KEYS.decode(_mended(body)) if name in names]
 
 
 def refuse_images(images: Sequence[Any] | None, model: str) -> None:

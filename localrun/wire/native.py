@@ -7,7 +7,7 @@ Source: Ollama `api/types.go`, `server/routes.go`.
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -39,6 +39,10 @@ Kind = Literal["generate", "chat"]
 _THINK_LEVELS = ("low", "medium", "high", "max")
 
 
+# llama.cpp's token ids are 32-bit; which of them a model has, its runner knows.
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
 class _Shared(msgspec.Struct, kw_only=True):
     """Fields that both routes have."""
 
@@ -58,7 +62,7 @@ class _Generate(_Shared, kw_only=True):
     suffix: str | None = None
     system: str | None = None
     template: str | None = None
-    context: tuple[int, ...] | None = None
+    context: tuple[TokenId, ...] | None = None
     raw: bool | None = None
     images: list[Any] | None = None
 

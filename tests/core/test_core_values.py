@@ -150,8 +150,14 @@ def test_greedy_means_that_nothing_moves_the_logits(
 def test_the_window_is_the_wanted_one_up_to_the_trained_one(
     wanted: int | None, setting: int | None, trained: int, expected: int
 ) -> None:
-    defaults = Defaults(setting, n_threads=2)
+    defaults = Defaults(setting, n_threads=2, n_threads_max=4)
     assert place(LoadOptions(num_ctx=wanted), defaults, n_ctx_train=trained).n_ctx == expected
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(None, 2), (0, 2), (3, 3), (1000, 4)])
+def test_nobody_gets_more_threads_than_there_are_cpus(wanted: int | None, expected: int) -> None:
+    defaults = Defaults(None, n_threads=2, n_threads_max=4)
+    assert place(LoadOptions(num_thread=wanted), defaults, n_ctx_train=0).n_threads == expected
 
 
 def test_a_load_covers_smaller_windows_and_nothing_else_that_differs() -> None:

@@ -139,3 +139,31 @@ def test_a_thousand_turns_are_rendered_a_few_times_only() -> None:
 
     fit(long_talk(1000), 500, counting)
     assert len(calls) <= 12
+
+
+def test_what_cannot_fit_by_its_size_is_refused_without_being_rendered() -> None:
+    def never(_messages: Sequence[Message]) -> list[int]:
+        raise AssertionError("rendered")
+
+    for talk in (
+        [Message("user", "x" * 300_000)],
+        [Message("system", "x" * 300_000), Message("user", "hi")],
+    ):
+        with pytest.raises(ContextOverflow) as error:
+            fit(talk, 1000, never)
+        assert error.value.is_at_least
+        assert error.value.n_tokens >= 1000
+
+
+def test_turns_that_cannot_fit_by_their_number_or_size_are_left_out_at_once() -> None:
+    seen: list[int] = []
+
+    def counting(messages: Sequence[Message]) -> list[int]:
+        seen.append(len(messages))
+        return [0] * len(messages)
+
+    fit(long_talk(200_000), 1000, counting)
+    assert seen[0] == 1001  # the system message and the last thousand
+    seen.clear()
+    fit([Message("user", "x" * 200_000) for _ in range(50)], 1000, counting)
+    assert seen == [1]

@@ -1,4 +1,4 @@
-"""The text thread, turn by turn: what it sends, in which order, and what it never does."""
+"""The prompt thread and the text thread, turn by turn: what they send, and what they never do."""
 
 from queue import SimpleQueue
 from typing import Any
@@ -12,7 +12,6 @@ from localrun.ipc.messages import (
     Cancel,
     Failed,
     Outbox,
-    Progressed,
     Rendering,
     Submit,
     Waiting,
@@ -20,23 +19,40 @@ from localrun.ipc.messages import (
 from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeVocab, Script
+from localrun.runner.prompt.prepare import Prepared, PromptThread, Settled
 from localrun.runner.text import TextThread
 
 
 class Desk:
-    """A text thread without a thread: messages in, frames and engine messages out."""
+    """Both threads without threads: messages in, frames and engine messages out."""
 
     def __init__(self, **script: Any) -> None:
         self.vocab = FakeVocab(Script(**script))
         self.engine: SimpleQueue[Sequence | Remove] = SimpleQueue()
+        self.prompt_inbox: SimpleQueue[Submit | Cancel] = SimpleQueue()
+        self.told: list[Any] = []
         self.frames: list[Outbox] = []
+        self.prompts = PromptThread(self.vocab, self.prompt_inbox, self.told.append)
         self.text = TextThread(self.vocab, SimpleQueue(), self.engine, self.frames.append)
 
+    def prepare(self, *messages: Submit | Cancel) -> list[Any]:
+        """What the prompt thread says about messages that arrived together."""
+        self.told.clear()
+        for message in messages:
+            self.prompt_inbox.put(message)
+        for _ in messages:
+            self.prompts.turn()
+        return list(self.told)
+
     def turn(self, *messages: Any) -> list[Any]:
-        """The items sent in answer to messages that arrived together."""
+        """The items sent in answer to what the text thread found together in its inbox."""
         self.frames.clear()
         self.text.turn(messages)
         return [item for frame in self.frames for item in frame.items]
+
+    def ask(self, submit: Submit) -> list[Any]:
+        """The items that a request leads to before the engine has done anything."""
+        return self.turn(*self.prepare(submit))
 
     def submit(self, number: int, text: str = "hi", *, raw: bool = True, **wishes: Any) -> Submit:
         prompt = RawPrompt(text) if raw else ChatPrompt((Message("user", text),))
@@ -44,7 +60,11 @@ class Desk:
         return Submit(number, prompt, sampling, n_ctx=wishes.pop("n_ctx", 100), **wishes)
 
     def accept(self, number: int, **wishes: Any) -> Sequence:
-        self.turn(self.submit(number, **wishes))
+        self.ask(self.submit(number, **wishes))
+        return self.queued()
+
+    def queued(self) -> Sequence:
+        """The sequence that the engine finds next."""
         sequence = self.engine.get_nowait()
         assert isinstance(sequence, Sequence)
         return sequence
@@ -65,20 +85,15 @@ def dones(items: list[Any]) -> list[Done]:
 
 def test_a_raw_prompt_reaches_the_engine_without_a_template() -> None:
     desk = Desk(chat_template="never {{ messages }}")
-    assert desk.turn(desk.submit(1, "hi")) == [Waiting(1)]
-    sequence = desk.engine.get_nowait()
-    assert isinstance(sequence, Sequence)
-    assert sequence.tokens == list(b"hi")
+    assert desk.ask(desk.submit(1, "hi")) == [Waiting(1)]
+    assert desk.queued().tokens == list(b"hi")
 
 
 def test_a_chat_announces_its_rendering_before_it_runs_the_template() -> None:
     desk = Desk(chat_template="<{{ messages[0].content }}>")
-    assert desk.turn(desk.submit(1, "hi", raw=False)) == [Rendering(1), Waiting(1)]
-    # In a frame of its own: the deadline starts when it arrives.
-    assert [frame.items for frame in desk.frames] == [(Rendering(1),), (Waiting(1),)]
-    sequence = desk.engine.get_nowait()
-    assert isinstance(sequence, Sequence)
-    assert sequence.tokens == list(b"<hi>")
+    told = desk.prepare(desk.submit(1, "hi", raw=False))
+    assert [type(item) for item in told] == [Rendering, Prepared]
+    assert told[1].tokens == list(b"<hi>")
 
 
 def test_tokens_of_a_step_leave_in_one_frame() -> None:
@@ -128,8 +143,17 @@ def test_text_held_back_for_a_stop_string_leaves_when_the_answer_ends() -> None:
 
 def test_a_prompt_cancelled_in_the_same_breath_is_never_rendered() -> None:
     desk = Desk(chat_template="{{ raise_exception('rendered') }}")
-    assert desk.turn(desk.submit(1, raw=False), Cancel(1)) == []
+    assert desk.prepare(desk.submit(1, raw=False), Cancel(1)) == [Settled(1)]
+
+
+def test_a_prompt_cancelled_while_it_is_prepared_never_reaches_the_engine() -> None:
+    desk = Desk()
+    told = desk.prepare(desk.submit(1))
+    assert desk.turn(Cancel(1)) == []  # the reader's word overtakes the prompt thread's
+    assert desk.turn(*told) == []
     assert desk.engine.empty()
+    desk.turn(*desk.prepare(Cancel(1)))
+    assert not desk.text._cancelled  # nothing is remembered for ever
 
 
 def test_a_cancel_removes_the_sequence_and_silences_it() -> None:
@@ -141,17 +165,9 @@ def test_a_cancel_removes_the_sequence_and_silences_it() -> None:
     assert desk.engine.empty()
 
 
-def test_running_text_leaves_before_a_new_prompt_is_rendered() -> None:
-    desk = Desk(chat_template="{{ messages[0].content }}")
-    one = desk.accept(1)
-    items = desk.turn(desk.submit(2, "new", raw=False), step(TokenOut(one, 97, None)))
-    kinds = [type(item) for item in items]
-    assert kinds.index(Progressed) < kinds.index(Rendering)
-
-
 def test_no_tokens_wanted_is_an_answer_without_the_engine() -> None:
     desk = Desk()
-    items = desk.turn(desk.submit(1, sampling={"num_predict": 0}))
+    items = desk.ask(desk.submit(1, sampling={"num_predict": 0}))
     assert dones(items)[0].reason == "length"
     assert dones(items)[0].usage.prompt_count == 2
     assert desk.engine.empty()
@@ -161,12 +177,13 @@ def test_no_tokens_wanted_is_an_answer_without_the_engine() -> None:
     ("submit", "kind"),
     [
         ({"text": "x" * 100}, "ContextOverflow"),
+        ({"text": "x" * 1_000_000}, "ContextOverflow"),
         ({"raw": False, "text": "x"}, "TemplateFailed"),
     ],
 )
 def test_what_cannot_run_fails_with_its_reason(submit: dict[str, Any], kind: str) -> None:
     desk = Desk(chat_template="{{ raise_exception('no') }}")
-    items = desk.turn(desk.submit(1, **submit))
+    items = desk.ask(desk.submit(1, **submit))
     assert isinstance(items[-1], Failed)
     assert items[-1].kind == kind
     assert desk.engine.empty()
@@ -188,15 +205,13 @@ def test_a_go_template_of_the_call_renders_the_turns() -> None:
 def with_context(*context: int, **script: Any) -> tuple[list[Any], Desk]:
     desk = Desk(**script)
     prompt = ChatPrompt((Message("user", "hi"),), context=context)
-    return desk.turn(Submit(1, prompt, SamplingParams(), n_ctx=100)), desk
+    return desk.ask(Submit(1, prompt, SamplingParams(), n_ctx=100)), desk
 
 
 def test_context_stands_before_the_prompt_which_then_has_no_bos() -> None:
     items, desk = with_context(7, 8, adds_bos=True)
     assert items[-1] == Waiting(1)
-    sequence = desk.engine.get_nowait()
-    assert isinstance(sequence, Sequence)
-    assert sequence.tokens == [7, 8, *b"hi"]
+    assert desk.queued().tokens == [7, 8, *b"hi"]
 
 
 @pytest.mark.parametrize("token", [-1, 2**31])
@@ -209,7 +224,9 @@ def test_context_with_foreign_ids_is_refused(token: int) -> None:
 
 def test_context_counts_against_the_window() -> None:
     items, _ = with_context(*[7] * 99)
-    assert items[-1] == Failed(1, "ContextOverflow", {"n_tokens": 101, "n_ctx": 100})
+    assert items[-1] == Failed(
+        1, "ContextOverflow", {"n_tokens": 101, "n_ctx": 100, "is_at_least": False}
+    )
 
 
 def test_the_count_of_running_sequences_travels_even_without_news() -> None:

@@ -293,3 +293,27 @@ def test_a_load_has_no_figures(reason):
 
 def test_an_error_is_one_line():
     assert writer("chat").failure(Fault("no\nway")) == b'{"error":"no\\nway"}\n'
+
+
+@pytest.mark.parametrize(
+    ("escaped", "expected"),
+    [
+        (rb"cut \ud83d", "cut \ufffd"),
+        (rb"\ude42 cut", "\ufffd cut"),
+        (rb"\ud83d\ude42 whole \ud83d", "🙂 whole \ufffd"),
+        (rb"\ud83d\ud83d\ude42", "\ufffd🙂"),
+        (rb"no escape \\ud83d, one \ud83d", "no escape \\ud83d, one \ufffd"),
+    ],
+)
+def test_half_a_surrogate_pair_becomes_a_replacement_character(
+    escaped: bytes, expected: str
+) -> None:
+    request = decode_generate(b'{"model":"m","raw":true,"prompt":"' + escaped + b'"}')
+    assert request.call.prompt == RawPrompt(expected)
+
+
+@pytest.mark.parametrize("token", ["-1", "2147483648", "1180591620717411303424", "1.5", '"1"'])
+def test_context_holds_token_ids_only(token: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        decode_generate(b'{"model":"m","prompt":"x","context":[1,%s]}' % token.encode())
+    assert error.value.path.startswith("context")

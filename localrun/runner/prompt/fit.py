@@ -5,6 +5,16 @@ from collections.abc import Callable, Sequence
 from localrun.core import Message
 from localrun.errors import ContextOverflow
 
+# The longest tokens of common vocabularies are runs of 128 spaces. Text beyond this per token of
+# the window cannot fit, which is known without spending seconds on tokenizing it.
+_MAX_TOKEN_CHARS = 256
+
+
+def check_size(n_chars: int, n_ctx: int) -> None:
+    """Raises ContextOverflow when that much text cannot fit, whatever it says."""
+    if n_chars > n_ctx * _MAX_TOKEN_CHARS:
+        raise ContextOverflow(n_chars // _MAX_TOKEN_CHARS, n_ctx, is_at_least=True)
+
 
 def fit(
     messages: Sequence[Message],
@@ -17,6 +27,7 @@ def fit(
     and counts; it runs about log2(turns) times. Source: Ollama's truncation of /api/chat.
     Raises ContextOverflow when even the last turn is too long.
     """
+    messages = _conceivable(messages, n_ctx)
     tokens = tokenize(messages)
     if len(tokens) < n_ctx:
         return tokens
@@ -32,6 +43,21 @@ def fit(
     if best is None:
         raise ContextOverflow(len(tokens), n_ctx)
     return best
+
+
+def _conceivable(messages: Sequence[Message], n_ctx: int) -> Sequence[Message]:
+    """The recent turns that could fit by their sheer number and size: a turn is a token at least.
+
+    Raises ContextOverflow when what always stays is too long already.
+    """
+    n_chars = sum(len(message.content) for message in messages[:-1] if message.role == "system")
+    check_size(n_chars + len(messages[-1].content), n_ctx)
+    n_dropped = max(0, len(messages) - n_ctx)
+    n_chars = sum(len(message.content) for message in messages[n_dropped:])
+    while n_chars > n_ctx * _MAX_TOKEN_CHARS and n_dropped < len(messages) - 1:
+        n_chars -= len(messages[n_dropped].content)
+        n_dropped += 1
+    return _without_oldest(messages, n_dropped)
 
 
 def _without_oldest(messages: Sequence[Message], n_dropped: int) -> list[Message]:
