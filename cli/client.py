@@ -15,7 +15,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cli.errors import ApiError, CliError, DaemonUnreachable, Failed
+from cli.errors import (
+    ApiError,
+    CliError,
+    ConnectionLost,
+    DaemonUnreachable,
+    Failed,
+    NotUnderstood,
+)
 from cli.replies import Failure, Version
 from localrun.wire.streams import LineTooLong, NdjsonDecoder
 
@@ -27,6 +34,10 @@ _READ_BYTES = 64 * 1024
 # The daemon would keep an idle connection for longer, but a restart breaks it unnoticed, and then
 # the next request on it fails. On loopback a new one costs less than a millisecond.
 _REUSE_WITHIN_S = 2.0
+_FOREIGN = (
+    "the server there is not a localrun or Ollama; stop it, or choose another address with "
+    "LOCALRUN_HOST=host:port"
+)
 _BROKEN = "the daemon closed the connection before it had answered; its log says why"
 
 
@@ -50,8 +61,22 @@ class Client:
         self._connection.close()
 
     def version(self) -> Version:
-        """Who answers here. Raises: ApiError, DaemonUnreachable, Failed."""
-        return self.get("/api/version", Version)
+        """Who answers here.
+
+        Raises: DaemonUnreachable (also when it is neither localrun nor Ollama), ApiError, Failed.
+        """
+        try:
+            found = self.get("/api/version", Version)
+        except NotUnderstood as error:
+            raise DaemonUnreachable(self.url, _FOREIGN) from error
+        except ApiError as error:
+            # Both always have this route, but refuse strange host names, and may be going away.
+            if error.status == 403 or (error.status >= 500 and error.status != 501):
+                raise
+            raise DaemonUnreachable(self.url, _FOREIGN) from error
+        if not found.version and not found.localrun:
+            raise DaemonUnreachable(self.url, _FOREIGN)
+        return found
 
     def is_healthy(self) -> bool:
         """True when the server here says that it is ready for requests."""
@@ -120,16 +145,42 @@ class Client:
             self.close()
             refused = isinstance(error, ConnectionRefusedError)
             raise DaemonUnreachable(self.url, "" if refused else _reason(error)) from error
+        is_sent = self._request(method, path, body, headers or {})
+        response = self._response()
+        self._used_at = time.monotonic()
+        if response.status >= 400:
+            refusal = ApiError(response.status, self._error_text(response))
+            if not is_sent:
+                self.close()
+            raise refusal
+        if not is_sent:
+            self.close()
+            raise ConnectionLost(_BROKEN)
+        return response
+
+    def _request(self, method: str, path: str, body: Any, headers: dict[str, str]) -> bool:
+        """False when the server stopped reading: its refusal may be here already."""
         try:
-            self._connection.request(method, path, body=body, headers=headers or {})
-            response = self._connection.getresponse()
+            self._connection.request(method, path, body=body, headers=headers)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Failed(_lost(error)) from error
-        self._used_at = time.monotonic()
-        if response.status >= 400:
-            raise ApiError(response.status, self._error_text(response))
-        return response
+        return True
+
+    def _response(self) -> http.client.HTTPResponse:
+        try:
+            return self._connection.getresponse()
+        except TimeoutError as error:
+            self.close()
+            raise Failed(_lost(error)) from error
+        except OSError as error:  # RemoteDisconnected too, which is also an HTTPException
+            self.close()
+            raise ConnectionLost(_BROKEN) from error
+        except http.client.HTTPException as error:
+            self.close()
+            raise NotUnderstood(f"the server at {self.url} does not speak HTTP") from error
 
     def _connect(self) -> None:
         self._connection.connect()
@@ -152,7 +203,7 @@ class Client:
         try:
             return msgspec.json.decode(body, type=reply)
         except msgspec.MsgspecError as error:
-            raise Failed(f"the answer of {self.url} is not understood: {error}") from error
+            raise NotUnderstood(f"the answer of {self.url} is not understood: {error}") from error
 
     def _lines(self, response: http.client.HTTPResponse, line: type[T]) -> Iterator[T]:
         decoder = msgspec.json.Decoder(line)
@@ -164,7 +215,9 @@ class Client:
             try:
                 yield decoder.decode(raw)
             except msgspec.MsgspecError as error:
-                raise Failed(f"the answer of {self.url} is not understood: {error}") from error
+                raise NotUnderstood(
+                    f"the answer of {self.url} is not understood: {error}"
+                ) from error
 
     def _raw_lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         framing = NdjsonDecoder()

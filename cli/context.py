@@ -5,16 +5,26 @@ streams of their own. Everything costly happens in methods, so that parsing touc
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TextIO
 
 from cli.client import Client
-from cli.errors import CliError, DaemonUnreachable, Usage
+from cli.errors import CliError, DaemonUnreachable, OutputLost, Usage
 from localrun.settings import Settings, from_env
 
 # What a terminal must never be told by a model: escape sequences and other control characters.
 _UNSAFE = {code: None for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
+
+
+def is_text(text: str) -> bool:
+    """False when it holds escaped bytes that were not UTF-8: no request can carry them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass
@@ -33,23 +43,32 @@ class Context:
         return from_env(self.environ)
 
     def emit(self, text: str) -> None:
-        """Writes to standard output at once, as it is; a terminal gets no control characters."""
-        self.stdout.write(text.translate(_UNSAFE) if self.stdout.isatty() else text)
-        self.stdout.flush()
+        """Writes to standard output at once, as it is; a terminal gets no control characters.
+
+        Raises: OutputLost; BrokenPipeError when the reader has gone.
+        """
+        try:
+            self.stdout.write(text.translate(_UNSAFE) if self.stdout.isatty() else text)
+            self.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputLost(error) from error
 
     def say(self, line: str) -> None:
         """Writes one line of data."""
         self.emit(line + "\n")
 
     def note(self, line: str) -> None:
-        """Writes one line for the person, never data."""
-        self.stderr.write(line.translate(_UNSAFE) + "\n")
-        self.stderr.flush()
+        """Writes one line for the person, never data. Where nobody can read it, it is lost."""
+        with suppress(OSError):
+            self.stderr.write(line.translate(_UNSAFE) + "\n")
+            self.stderr.flush()
 
-    def read_input(self) -> str:
-        """All of standard input. Raises: Usage when it is not UTF-8."""
+    def read_input(self, limit: int = -1) -> str:
+        """Standard input, all of it or `limit` characters. Raises: Usage when it is not UTF-8."""
         try:
-            return self.stdin.read()
+            return self.stdin.read(limit)
         except UnicodeDecodeError as error:
             raise Usage("the text on standard input is not UTF-8") from error
 

@@ -9,11 +9,14 @@ Owns the table that scripts rely on:
 `cli.main` is the one place that turns an exception into a message and a code.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from localrun.errors import BadRequest, LocalrunError
 from localrun.settings import BadSetting
 from modelstore.errors import InvalidName, StoreError
+from modelstore.names import ModelName
 
 FAILED = 1
 USAGE = 2
@@ -35,6 +38,25 @@ class Usage(CliError):
 
 class Failed(CliError):
     """The command could not do its work; the text says why."""
+
+
+class ConnectionLost(Failed):
+    """The server hung up before the first byte of its answer."""
+
+
+class NotUnderstood(Failed):
+    """The server answered, but not in the way of the API."""
+
+
+class OutputLost(CliError):
+    """Standard output does not take what a command has to say."""
+
+    def __init__(self, problem: OSError) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"cannot write to standard output: {self.problem.strerror or self.problem}"
 
 
 @dataclass(eq=False)
@@ -103,6 +125,25 @@ EXIT_CODES: dict[type[BaseException], int] = {
     StoreError: FAILED,
     InvalidName: USAGE,
 }
+
+
+_MISSING = (
+    "`localrun list` shows the models that are here; "
+    "`localrun create NAME --from-file FILE.gguf` adds one"
+)
+
+
+@contextmanager
+def explaining_missing(typed: str) -> Iterator[None]:
+    """Adds to the refusal of an unknown model what to do, and names it as it was `typed`."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        # The daemon may complete a name that was given without its tag.
+        said = str(error).replace(f"'{ModelName.parse(typed).display()}'", f"'{typed}'")
+        raise ApiError(404, f"{said}\n{_MISSING}") from error
 
 
 def exit_code(error: BaseException) -> int | None:

@@ -8,8 +8,9 @@ touches neither disk nor network; running the job does.
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 if TYPE_CHECKING:
     from cli.context import Context
@@ -36,6 +37,9 @@ def main() -> None:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # while the first modules were still being imported
         code = 130
+    # Python flushes both once more at its end and would then replace the exit code.
+    _forget_unwritable(sys.stdout)
+    _forget_unwritable(sys.stderr)
     sys.exit(code)
 
 
@@ -45,13 +49,15 @@ def run(argv: list[str]) -> int:
 
     # A caller may have closed them; None would be a special case everywhere else.
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115  open for the whole life
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    # Read-only, so that a command which has something to say fails.
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         # Files and pipes get UTF-8 whatever the locale says; a terminal keeps its own encoding.
         if not stream.isatty():
             stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     return run_with(argv, Context(os.environ, sys.stdin, sys.stdout, sys.stderr))
 
 
@@ -66,9 +72,7 @@ def run_with(argv: list[str], context: "Context") -> int:
         code = exit_code(error)
         if code is None:
             raise
-        if isinstance(error, BrokenPipeError):
-            _forget_stdout()
-        elif isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, BrokenPipeError):
             context.note(f"Error: {error}")
         return code
     finally:
@@ -80,6 +84,7 @@ def parse(argv: list[str]) -> "Job | int":
 
     Raises: Usage, and what a command's own checks raise.
     """
+    _check_text(argv)
     words = argv or ["--help"]
     if words[0] in ("--version", "-v"):
         from cli.commands.version import run_version
@@ -96,7 +101,7 @@ def parse(argv: list[str]) -> "Job | int":
 def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int":
     import typer
 
-    from cli.errors import Usage
+    from cli.errors import OutputLost, Usage
 
     def _program(
         version: Annotated[
@@ -125,11 +130,23 @@ def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int"
     except typer.TyperException as error:
         problem = error.format_message()
         raise Usage(f"{problem}\n`{program} --help` shows how it is used") from error
+    except OSError as error:  # parsing does nothing but write the help
+        raise OutputLost(error) from error
 
 
-def _forget_stdout() -> None:
-    # Python flushes standard output once more at its end; that must not fail a second time.
+def _check_text(argv: list[str]) -> None:
+    from cli.context import is_text
+    from cli.errors import Usage
+
+    for number, word in enumerate(argv, 1):
+        if not is_text(word):
+            shown = os.fsencode(word).decode("utf-8", "backslashreplace")
+            raise Usage(f"argument {number}, `{shown}`, is not valid UTF-8; give it as UTF-8 text")
+
+
+def _forget_unwritable(stream: TextIO) -> None:
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        return
+        stream.flush()
+    except OSError:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

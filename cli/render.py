@@ -12,6 +12,8 @@ from cli.replies import ListedModel, LoadedModel, Stats
 _GAP = "    "
 _HOURS_PER_DAY = 24
 _FOREVER_YEARS = 20
+# States in which a date says nothing yet, or nothing any more.
+_STATES = {"loading": "Loading...", "stopping": "Stopping..."}
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: str = "") -> str:
@@ -107,6 +109,8 @@ def span(seconds: float) -> str:
 
 def until(model: LoadedModel, now: datetime) -> str:
     """When a loaded model leaves memory. One that is serving stays, whatever its date says."""
+    if model.state in _STATES:
+        return _STATES[model.state]
     if model.expires_at is not None and _aware(model.expires_at) <= now:
         return "In use" if model.slots and model.slots.busy else "Stopping..."
     return age(model.expires_at, now, never="-")

@@ -5,18 +5,21 @@ the meaning of Ctrl-C: during an answer it stops that answer, at the prompt it d
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from cli.autostart import state_folder
 from cli.client import Client
-from cli.context import Context
-from cli.errors import CliError, Failed
+from cli.context import Context, is_text
+from cli.errors import CliError, ConnectionLost, DaemonUnreachable, Failed
 from cli.render import stats
 from cli.replies import ChatLine, Shown
-from cli.session import Ask, Leave, Say, Session, Show, Topic
+from cli.session import Ask, Leave, Say, Session, Show
+
+T = TypeVar("T")
 
 _HISTORY_LINES = 1000
 
@@ -34,10 +37,11 @@ class Repl:
 
     def loop(self) -> int:
         """Runs until the person leaves; the exit code."""
+        self.context.say("Send a message, or /? for help.")
         with _History(enabled=not self.context.settings.no_history):
             while True:
                 try:
-                    line = self.read_line(self.session.prompt)
+                    line = self._line()
                 except KeyboardInterrupt:
                     self.session.discard()
                     self.context.say("\nCtrl-D or /bye leaves.")
@@ -50,6 +54,15 @@ class Repl:
                         return 0
                     self._carry_out(action)
 
+    def _line(self) -> str:
+        """The next line that is text."""
+        while True:
+            with suppress(UnicodeDecodeError):
+                line = self.read_line(self.session.prompt)
+                if is_text(line):
+                    return line
+            self.context.note("Error: the line is not UTF-8 text; nothing was sent")
+
     def _carry_out(self, action: Ask | Say | Show) -> None:
         try:
             match action:
@@ -57,8 +70,8 @@ class Repl:
                     self._ask(body)
                 case Say(text):
                     self.context.say(text)
-                case Show(topic, options):
-                    self._show(topic, options)
+                case Show():
+                    self._show(action)
         except CliError as error:
             self.context.note(f"Error: {error}")
 
@@ -67,7 +80,10 @@ class Repl:
         last: ChatLine | None = None
         request = {"model": self.model, **self.request, **body}
         try:
-            with self.client.stream("/api/chat", request, ChatLine) as lines:
+            with ExitStack() as stack:
+                lines = self._alive(
+                    lambda: stack.enter_context(self.client.stream("/api/chat", request, ChatLine))
+                )
                 for last in lines:
                     answer.append(last.text)
                     self.context.emit(last.text)
@@ -84,10 +100,24 @@ class Repl:
         if self.session.verbose and last is not None and last.done:
             self.context.note(stats(last))
 
-    def _show(self, topic: Topic, options: dict[str, Any]) -> None:
+    def _alive(self, request: Callable[[], T]) -> T:
+        """Makes the request again when the daemon had gone and could be started again."""
+        try:
+            return request()
+        except DaemonUnreachable as error:
+            if error.reason:
+                raise
+        except ConnectionLost:  # it went away while the connection was kept for this request
+            pass
+        self.client = self.context.connect()
+        return request()
+
+    def _show(self, action: Show) -> None:
         from cli.commands.show import overview, single
 
-        shown = self.client.post("/api/show", {"model": self.model}, Shown)
+        topic, options = action.topic, action.options
+        shown = self._alive(lambda: self.client.post("/api/show", {"model": self.model}, Shown))
+        shown.system = action.system or shown.system
         text = overview(shown, verbose=False) if topic == "info" else single(shown, topic)
         if topic == "parameters" and options:
             values = {name: msgspec.json.encode(value).decode() for name, value in options.items()}

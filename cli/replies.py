@@ -2,7 +2,7 @@
 
 Values only. Unknown fields are ignored and missing ones have defaults, so that a newer or older
 daemon, or another server of the same API, can still be read.
-Source: Ollama's native API; `localrun`, `pid`, `slots` and `queued` are ours.
+Source: Ollama's native API; `localrun`, `pid`, `slots`, `queued` and `state` are ours.
 """
 
 from datetime import datetime
@@ -48,7 +48,10 @@ class Slots(Struct):
 
 
 class LoadedModel(Struct):
-    """Sizes are bytes; `queued` counts requests without a slot."""
+    """Sizes are bytes; `queued` counts requests without a slot.
+
+    `state` is `loading`, `ready` or `stopping`, and empty elsewhere.
+    """
 
     name: str
     digest: str = ""
@@ -58,6 +61,7 @@ class LoadedModel(Struct):
     expires_at: datetime | None = None
     slots: Slots | None = None
     queued: int = 0
+    state: str = ""
 
 
 class Loaded(Struct):

@@ -54,10 +54,11 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """Show a part of the model's description; `options` are those set in this session."""
+    """Show a part of the model's description; `options`, `system`: what this session has set."""
 
     topic: Topic
     options: dict[str, Any]
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Session:
                 return self._set(rest)
             case "/show":
                 if topic := next((topic for topic in _TOPICS if topic == (rest or "info")), None):
-                    return [Show(topic, dict(self.options))]
+                    return [Show(topic, dict(self.options), self.system)]
                 return [Say(f"`/show {rest}` is unknown; there are {', '.join(_TOPICS)}")]
         return [Say(f"`{word}` is not a command; `/?` lists them")]
 

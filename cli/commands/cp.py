@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.context import Context
+from cli.errors import explaining_missing
 from cli.job import Job
 from modelstore.names import ModelName
 
@@ -32,6 +33,7 @@ def cp(
 def run_cp(options: CpOptions, context: Context) -> int:
     """Raises: ApiError (404: no such model), Failed and `connect`'s."""
     body = {"source": options.source, "destination": options.destination}
-    context.connect().perform("POST", "/api/copy", body)
+    with explaining_missing(options.source):
+        context.connect().perform("POST", "/api/copy", body)
     context.say(f"copied '{options.source}' to '{options.destination}'")
     return 0

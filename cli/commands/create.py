@@ -6,7 +6,10 @@ first. Different from Ollama on purpose: a Modelfile that is missing is an error
 used in place.
 """
 
+import errno
+import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +29,8 @@ from localrun.loopback import is_loopback
 from modelstore.modelfile import Modelfile, decode, parse
 from modelstore.names import ModelName
 
+# A Modelfile holds texts and the names of files; the longest of its licences has some 50 KiB.
+MODELFILE_LIMIT_BYTES = 1 << 20
 _MAGIC = b"GGUF"
 _LOOKS_LIKE_PATH = re.compile(r"[./~]|.*\.gguf$", re.IGNORECASE)
 
@@ -92,21 +97,67 @@ def _follow(client: Client, body: dict[str, Any], progress: ProgressLine) -> Non
 def _modelfile(options: CreateOptions, context: Context) -> tuple[Modelfile, Path]:
     """The instructions, and the folder that relative paths in them start from."""
     if options.from_file is not None:
-        path = Path(options.from_file).expanduser()
-        if not path.is_file():
-            raise Usage(f"there is no file `{options.from_file}`")
+        path = _expanded(options.from_file)
+        if problem := _no_file(path, options.from_file):
+            raise Usage(f"{problem}; --from-file takes a GGUF file")
         return Modelfile(froms=(str(path.absolute()),)), Path.cwd()
     if options.modelfile == "-":
-        return parse(context.read_input()), Path.cwd()
-    path = Path(options.modelfile or "Modelfile").expanduser()
-    try:
-        text = decode(path.read_bytes())
-    except FileNotFoundError:
+        text = context.read_input(MODELFILE_LIMIT_BYTES + 1)
+        _check_size(len(text), "on standard input")
+        return parse(text), Path.cwd()
+    path = _expanded(options.modelfile or "Modelfile")
+    if not os.path.lexists(path):
         hint = "" if options.modelfile else "; name one with -f, or a GGUF file with --from-file"
-        raise Usage(f"there is no Modelfile `{path}`{hint}") from None
+        raise Usage(f"there is no Modelfile `{path}`{hint}")
+    if problem := _no_file(path, str(path)):
+        raise Usage(f"{problem}; a Modelfile is a file, or standard input with `-f -`")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MODELFILE_LIMIT_BYTES + 1)
     except OSError as error:
         raise Usage(f"the Modelfile `{path}` cannot be read: {error.strerror}") from error
-    return parse(text), path.absolute().parent
+    _check_size(len(data), f"`{path}`")
+    return parse(decode(data)), path.absolute().parent
+
+
+def _check_size(n_read: int, where: str) -> None:
+    if n_read > MODELFILE_LIMIT_BYTES:
+        raise Usage(
+            f"the Modelfile {where} is larger than {MODELFILE_LIMIT_BYTES >> 20} MiB; it holds "
+            "texts only, and names the weights with FROM"
+        )
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # `~somebody` who does not exist is a name like any other
+        return Path(text)
+
+
+# What can stand in the place of a file, by its type.
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def _no_file(path: Path, text: str) -> str | None:
+    """None for a regular file, else what is wrong with `path`, which was given as `text`."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        if path.is_symlink():
+            return f"`{text}` is a symbolic link to a file that is not there"
+        return f"there is no file `{text}`"
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return f"`{text}` is a loop of symbolic links"
+        return f"`{text}` cannot be read: {error.strerror}"
+    return None if kind == stat.S_IFREG else f"`{text}` is {_KINDS.get(kind, 'not a file')}"
 
 
 def _texts(modelfile: Modelfile) -> dict[str, Any]:
@@ -168,13 +219,13 @@ class _Source:
 
     def _path(self, text: str) -> Path | None:
         """The file that `text` names, None when it is a model's name."""
-        path = self.folder / Path(text).expanduser()
-        if path.is_file():
+        path = self.folder / _expanded(text)
+        problem = _no_file(path, text)
+        if problem is None:
             return path.resolve()
-        if path.is_dir():
-            raise Usage(f"`{text}` is a folder; FROM takes a GGUF file or a model")
-        if _LOOKS_LIKE_PATH.match(text):
-            raise Usage(f"there is no file `{text}`")
+        if _is_something(path) or _LOOKS_LIKE_PATH.match(text):
+            raise Usage(f"{problem}; FROM and ADAPTER take a GGUF file, FROM also a model")
+        ModelName.parse(text)
         return None
 
     def _upload_all(self, files: list[Path]) -> dict[str, str]:
@@ -200,6 +251,13 @@ class _Source:
             yield chunk
             done += len(chunk)
             self.progress.show(f"sending {path.name}", done, total)
+
+
+def _is_something(path: Path) -> bool:
+    try:
+        return os.path.lexists(path)
+    except ValueError:  # a name that no file can have
+        return False
 
 
 def _check_magic(path: Path) -> None:

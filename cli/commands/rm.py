@@ -8,8 +8,9 @@ import typer
 
 from cli.commands.stop import unload
 from cli.context import Context
-from cli.errors import ApiError
+from cli.errors import ApiError, explaining_missing
 from cli.job import Job
+from modelstore.names import ModelName
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class RmOptions:
 
 def rm(models: Annotated[list[str], typer.Argument(help="Names of the models.")]) -> Job:
     """Remove models from this machine."""
+    for name in models:
+        ModelName.parse(name)
     return partial(run_rm, RmOptions(tuple(models)))
 
 
@@ -37,6 +40,7 @@ def run_rm(options: RmOptions, context: Context) -> int:
             # A missing model is for the removal to report; one that stays loaded is no obstacle.
             if error.status != 404:
                 context.note(f"Warning: `{model}` could not be stopped: {error}")
-        client.perform("DELETE", "/api/delete", {"model": model})
+        with explaining_missing(model):
+            client.perform("DELETE", "/api/delete", {"model": model})
         context.say(f"deleted '{model}'")
     return 0

@@ -14,11 +14,12 @@ import typer
 
 from cli.client import Client
 from cli.context import Context
-from cli.errors import ApiError, Failed, Usage
+from cli.errors import Failed, Usage, explaining_missing
 from cli.job import Job
 from cli.render import stats
 from cli.replies import GenerateLine
 from localrun.units import parse_duration_s
+from modelstore.names import ModelName
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def run(
     ] = False,
 ) -> Job:
     """Ask a model once (with a prompt or a pipe), or talk to it."""
+    ModelName.parse(model)
     options = RunOptions(
         model, tuple(prompt or ()), _keep_alive(keepalive), _format(format_), verbose
     )
@@ -70,24 +72,14 @@ def run_run(options: RunOptions, context: Context) -> int:
     Raises: ApiError (404: no such model, with what to do), Usage, Failed and `connect`'s.
     """
     prompt = _prompt(options.words, context)
-    try:
+    with explaining_missing(options.model):
         if prompt:
             _answer_once(options, prompt, context)
         elif context.stdin.isatty() and context.stdout.isatty():
             return _converse(options, context)
         else:
             load_model(context.connect(), options.model, options.keep_alive)
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        raise ApiError(404, f"{error}\n{_MISSING}") from error
     return 0
-
-
-_MISSING = (
-    "`localrun list` shows the models that are here; "
-    "`localrun create NAME --from-file FILE.gguf` adds one"
-)
 
 
 def load_model(client: Client, model: str, keep_alive: Any) -> None:

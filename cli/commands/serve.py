@@ -1,21 +1,44 @@
 """`localrun serve`: the daemon in the foreground.
 
-The only command that imports the daemon, and only when it runs.
+The only command that imports the daemon, and only when it runs. Also owns every look at the
+processes of this machine.
 """
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from cli.client import Client
 from cli.context import Context
 from cli.errors import AlreadyRunning, CliError, Failed, PortTaken, Usage
 from cli.job import Job
 from cli.render import table
-from localrun.settings import SETTINGS, Settings
+from localrun.settings import SETTINGS, BadSetting, Settings, models_folder
+from modelstore.errors import StoreNotWritable
 
 _PROBE_TIMEOUT_S = 1.5
 
 
-def serve() -> Job:
-    """Run the daemon in the foreground until it is told to stop (also: start)."""
-    return run_serve  # no options: environment variables set everything
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """`log_file` None logs to standard error. Environment variables set everything else."""
+
+    log_file: Path | None = None
+
+
+def serve(
+    log_file: Annotated[
+        Path | None, typer.Option("--log-file", help="Log into this file, which is rotated.")
+    ] = None,
+) -> Job:
+    """Run the daemon in the foreground (also: start).
+
+    Ctrl-C ends it, and so does `localrun stop --daemon`, also when it runs in the background.
+    """
+    return partial(run_serve, ServeOptions(log_file))
 
 
 def settings_help() -> str:
@@ -24,13 +47,23 @@ def settings_help() -> str:
     return "\b\nEnvironment variables:\n" + table(rows, indent="  ")
 
 
-def run_serve(context: Context) -> int:
-    """Returns when the daemon has ended. Raises: AlreadyRunning, PortTaken, Usage, Failed."""
+def run_serve(options: ServeOptions, context: Context) -> int:
+    """Returns when the daemon has ended.
+
+    Raises: AlreadyRunning, PortTaken, Usage, BadSetting, Failed.
+    """
     settings = context.settings
+    _check_log(options.log_file)
     from localrun.app import AddressInUse, InsecureAddress, serve
 
     try:
-        return serve(settings)
+        return serve(settings, options.log_file)
+    except StoreNotWritable as error:
+        raise BadSetting(
+            "LOCALRUN_MODELS",
+            f"user {error.user} cannot keep models in {models_folder(settings)}: "
+            f"{error.problem}; name another folder",
+        ) from error
     except AddressInUse as error:
         raise occupant(settings) from error
     except InsecureAddress as error:
@@ -55,6 +88,37 @@ def occupant(settings: Settings) -> CliError:
     if version.version:
         return PortTaken(settings.url, f"Ollama {version.version}")
     return PortTaken(settings.url, "another program")
+
+
+def _check_log(path: Path | None) -> None:
+    # Here, because later it could not be told from an address that cannot be used.
+    if path is None:
+        return
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise Usage(f"--log-file: `{path}` cannot be written: {error.strerror}") from error
+
+
+def listens(pid: int, port: int) -> bool:
+    """True when `pid` is a process of this machine, open to our eyes, that listens on `port`."""
+    import psutil
+
+    try:
+        sockets = psutil.Process(pid).net_connections("tcp")
+    except (psutil.Error, ValueError):  # no such process, or one of another user
+        return False
+    return any(s.status == psutil.CONN_LISTEN and s.laddr.port == port for s in sockets)
+
+
+def is_running(pid: int) -> bool:
+    """False once the process has ended, even when its parent has not noticed yet."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def _listener(port: int) -> int | None:

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cli.context import Context
-from cli.errors import Usage
+from cli.errors import Usage, explaining_missing
 from cli.job import Job
 from cli.render import table
 from cli.replies import Shown, Tensor
 from modelstore.labels import size_label
+from modelstore.names import ModelName
 
 Part = Literal["license", "modelfile", "parameters", "system", "template"]
 
@@ -51,13 +52,15 @@ def show(
     chosen = [part for part, is_chosen in flags.items() if is_chosen]
     if len(chosen) > 1:
         raise Usage(f"give only one of {', '.join('--' + part for part in chosen)}")
+    ModelName.parse(model)
     return partial(run_show, ShowOptions(model, chosen[0] if chosen else None, verbose))
 
 
 def run_show(options: ShowOptions, context: Context) -> int:
     """Prints the overview or one part. Raises: ApiError (404: no such model) and `connect`'s."""
     body = {"model": options.model, "verbose": options.verbose}
-    shown = context.connect().post("/api/show", body, Shown)
+    with explaining_missing(options.model):
+        shown = context.connect().post("/api/show", body, Shown)
     if options.part:
         context.emit(single(shown, options.part))
     else:
@@ -79,7 +82,7 @@ def overview(shown: Shown, *, verbose: bool) -> str:
     blocks: list[tuple[str, list[tuple[str, ...]]]] = [
         ("Model", _model_rows(shown)),
         ("Capabilities", [(name,) for name in shown.capabilities]),
-        ("Parameters", [tuple(line.split()) for line in shown.parameters.splitlines()]),
+        ("Parameters", _parameter_rows(shown.parameters)),
     ]
     if verbose:
         info = sorted(shown.model_info.items())
@@ -106,6 +109,12 @@ def _model_rows(shown: Shown) -> list[tuple[str, ...]]:
         ("quantization", shown.details.quantization_level),
     )
     return [(label, str(value)) for label, value in rows if value]
+
+
+def _parameter_rows(text: str) -> list[tuple[str, ...]]:
+    # A value is shown as it came: spaces in a stop string count. Only \n separates lines, since
+    # texts may hold the other characters that Python takes for ends of lines.
+    return [tuple(line.split(None, 1)) for line in text.split("\n") if line.strip()]
 
 
 def _tensor_row(tensor: Tensor) -> tuple[str, ...]:

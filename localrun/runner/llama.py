@@ -304,10 +304,9 @@ class LlamaModel:
     def _flash_attention(self, spec: LoadSpec) -> int:
         if spec.flash_attention is not None:
             return _FLASH_ATTENTION_ON if spec.flash_attention else _FLASH_ATTENTION_OFF
-        # A quantised V needs it; on the CPU decoding without it is 1.5 to 2 times faster.
-        if spec.kv_cache_type != "f16":
-            return _FLASH_ATTENTION_ON
-        return _FLASH_ATTENTION_AUTO if lib.llama_supports_gpu_offload() else _FLASH_ATTENTION_OFF
+        # A quantised V needs it. Otherwise llama.cpp knows where it has it; on a recent x86 CPU it
+        # makes a step 10 to 25 % faster (8 and 16 sequences of 100 to 1000 tokens).
+        return _FLASH_ATTENTION_AUTO if spec.kv_cache_type == "f16" else _FLASH_ATTENTION_ON
 
     def _cell_bytes(self) -> int:
         """Upper bound of the bytes of one cell: all layers keep K and V of every KV head in F16."""

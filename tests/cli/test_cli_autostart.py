@@ -44,7 +44,7 @@ def starts(state: Path, free_port: int, monkeypatch: pytest.MonkeyPatch) -> Iter
     """The file in which every fake daemon notes its start; they are ended afterwards."""
     path = state / "starts"
     command = [sys.executable, "-c", FAKE_DAEMON, str(free_port), str(path)]
-    monkeypatch.setattr(autostart, "daemon_command", lambda: command)
+    monkeypatch.setattr(autostart, "daemon_command", lambda _: command)
     yield path
     for line in path.read_text().splitlines() if path.exists() else []:
         pid = int(line.split()[0])
@@ -74,13 +74,32 @@ def test_two_commands_at_once_end_with_one_daemon(starts: Path, free_port: int) 
 def test_a_daemon_that_dies_early_is_quoted(
     state: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (state / "daemon.log").write_text("of an earlier daemon\n")
     command = [sys.executable, "-c", "print('first'); raise SystemExit('no model folder')"]
-    monkeypatch.setattr(autostart, "daemon_command", lambda: command)
+    monkeypatch.setattr(autostart, "daemon_command", lambda _: command)
     with pytest.raises(DaemonUnreachable) as caught:
         autostart.ensure_daemon(Settings(port=free_port), dict(os.environ), print)
     text = str(caught.value)
     assert "it ended with code 1 right after its start\n" in text
     assert text.endswith("no model folder")
+    assert "earlier" not in text
+
+
+def test_the_last_lines_are_found_after_a_rotation(
+    state: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = state / "daemon.log"
+    log.write_text("old " * 100)
+    code = f"import os; os.rename({str(log)!r}, 'x'); open({str(log)!r}, 'w').write('disk gone')"
+    monkeypatch.chdir(state)
+    monkeypatch.setattr(autostart, "daemon_command", lambda _: [sys.executable, "-c", code])
+    with pytest.raises(DaemonUnreachable, match=r"disk gone$"):
+        autostart.ensure_daemon(Settings(port=free_port), dict(os.environ), print)
+
+
+def test_the_daemon_logs_into_the_file_itself(tmp_path: Path) -> None:
+    log = tmp_path / "daemon.log"
+    assert autostart.daemon_command(log)[-3:] == ["serve", "--log-file", str(log)]
 
 
 @pytest.mark.parametrize(
@@ -96,18 +115,3 @@ def test_no_start(starts: Path, settings: Settings) -> None:
     with pytest.raises(DaemonUnreachable):
         autostart.ensure_daemon(settings, {}, print)
     assert not starts.exists()
-
-
-def test_rotation_keeps_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autostart, "_LOG_LIMIT_BYTES", 3)
-    log = tmp_path / "daemon.log"
-    for text in ("one.", "two.", "three.", "four.", "x"):
-        log.write_text(text)
-        autostart.rotate(log)
-    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert kept == {
-        "daemon.log": "x",
-        "daemon.log.1": "four.",
-        "daemon.log.2": "three.",
-        "daemon.log.3": "two.",
-    }

@@ -12,6 +12,10 @@ from localrun import __version__
 from localrun.errors import BadRequest
 
 NOT_FOUND = Reply(404, {"error": "model 'm' not found"})
+MISSING = (
+    "Error: model 'm' not found\n`localrun list` shows the models that are here; "
+    "`localrun create NAME --from-file FILE.gguf` adds one\n"
+)
 
 
 def test_ps(stub: Stub, shell: Shell) -> None:
@@ -48,10 +52,13 @@ def test_stop(stub: Stub, shell: Shell) -> None:
     assert request.json == {"model": "m", "keep_alive": 0, "stream": False}
 
 
-def test_stop_of_a_missing_model(stub: Stub, shell: Shell) -> None:
-    stub.on("POST", "/api/generate", NOT_FOUND)
-    result = shell("stop", "m")
-    assert (result.code, result.err) == (4, "Error: model 'm' not found\n")
+def test_a_missing_model_is_named_as_it_was_typed(stub: Stub, shell: Shell) -> None:
+    completed = Reply(404, {"error": "model 'm:latest' not found"})
+    for method, path in (("POST", "generate"), ("POST", "show"), ("DELETE", "delete")):
+        stub.on(method, f"/api/{path}", completed)
+    for command in ("run", "stop", "show", "rm"):
+        result = shell(command, "m", stdin="")
+        assert (result.code, result.out, result.err) == (4, "", MISSING), command
 
 
 def test_rm_stops_first_and_ends_at_the_first_failure(stub: Stub, shell: Shell) -> None:
@@ -61,7 +68,7 @@ def test_rm_stops_first_and_ends_at_the_first_failure(stub: Stub, shell: Shell) 
     assert (result.code, result.out, result.err) == (
         4,
         "deleted 'a'\n",
-        "Error: model 'm' not found\n",
+        MISSING,
     )
     sent = [(r.method, r.json["model"]) for r in stub.requests if r.method != "GET"]
     assert sent == [("POST", "a"), ("DELETE", "a"), ("POST", "m"), ("DELETE", "m")]
@@ -73,14 +80,14 @@ def test_cp(stub: Stub, shell: Shell) -> None:
     assert (result.code, result.out, result.err) == (0, "copied 'm' to 'User/other:1'\n", "")
     assert stub.asked("/api/copy")[0].json == {"source": "m", "destination": "User/other:1"}
     missing = shell("cp", "m", "n")
-    assert (missing.code, missing.out, missing.err) == (4, "", "Error: model 'm' not found\n")
+    assert (missing.code, missing.out, missing.err) == (4, "", MISSING)
 
 
 SHOWN = {
     "modelfile": "FROM x\n",
     "system": "be\n\nbrief\nand\nkind",
     "template": "{{ .Prompt }}",
-    "parameters": 'stop     "a"\ntop_k    5',
+    "parameters": 'stop     "a  \u2028b"\ntop_k    5',
     "license": "",
     "details": {"parameter_size": "135M", "quantization_level": "Q4_1"},
     "model_info": {
@@ -107,7 +114,7 @@ def test_show(stub: Stub, shell: Shell) -> None:
         "    completion\n"
         "\n"
         "  Parameters\n"
-        '    stop     "a"\n'
+        '    stop     "a  \u2028b"\n'
         "    top_k    5\n"
         "\n"
         "  System\n"
@@ -145,6 +152,26 @@ def test_another_server_on_the_port_is_named(stub: Stub, shell: Shell) -> None:
     result = shell("ps")
     assert result.code == 0
     assert result.err.endswith("is not localrun but Ollama 0.12.3\n")
+
+
+@pytest.mark.parametrize(
+    "reply", [Reply(404), Reply(501), Reply(404, {"detail": "x"}), Reply(body=[1]), Reply(body={})]
+)
+@pytest.mark.parametrize("argv", [["ps"], ["list"], ["run", "m", "x"], ["stop", "--daemon"]])
+def test_a_server_of_another_kind_is_named(
+    stub: Stub, shell: Shell, argv: list[str], reply: Reply
+) -> None:
+    stub.on("GET", "/api/version", reply)
+    result = shell(*argv)
+    assert (result.code, result.out) == (3, "")
+    assert f"{stub.port}: the server there is not a localrun or Ollama; stop it" in result.err
+
+
+def test_a_daemon_that_goes_away_is_no_other_server(stub: Stub, shell: Shell) -> None:
+    for path in ("version", "ps"):
+        stub.on("GET", f"/api/{path}", Reply(503, {"error": "the server is shutting down"}))
+    result = shell("ps")
+    assert (result.code, result.err) == (1, "Error: the server is shutting down\n")
 
 
 @pytest.mark.parametrize("argv", [["ps"], ["stop", "m"], ["list"], ["run", "m", "x"]])

@@ -1,6 +1,7 @@
 """`create` against a scripted daemon: Modelfiles, files by path and files by upload."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,63 @@ def test_create_without_a_modelfile(
     missing = shell("create", "n", "-f", "none")
     assert (missing.code, missing.err) == (2, "Error: there is no Modelfile `none`\n")
     assert "--from-file" in shell("create", "n").err
+
+
+def place(folder: Path, what: str) -> Path:
+    """A path at which `what` is."""
+    path = folder / "x.gguf"
+    match what:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "loop":
+            path.symlink_to(path)
+        case "link":
+            path.symlink_to(folder / "gone")
+        case "device":
+            return Path(os.devnull)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("folder", "`{}` is a folder"),
+        ("pipe", "`{}` is a named pipe"),
+        ("device", "`{}` is a device"),
+        ("loop", "`{}` is a loop of symbolic links"),
+        ("link", "`{}` is a symbolic link to a file that is not there"),
+        ("nothing", "there is no file `{}`"),
+    ],
+)
+def test_create_says_what_is_in_the_place_of_a_file(
+    stub: Stub, shell: Shell, tmp_path: Path, what: str, problem: str
+) -> None:
+    path = place(tmp_path, what)
+    said = problem.format(path)
+    weights = shell("create", "n", "--from-file", str(path))
+    assert (weights.code, weights.err) == (2, f"Error: {said}; --from-file takes a GGUF file\n")
+    by_name = shell("create", "n", "-f", "-", stdin=f"FROM {path}\n")
+    assert (by_name.code, said in by_name.err) == (2, True)
+    modelfile = shell("create", "n", "-f", str(path))
+    assert modelfile.code == 2
+    if what != "nothing":
+        assert modelfile.err.startswith(f"Error: {said}; a Modelfile is a file")
+    assert not stub.asked("/api/create")
+
+
+def test_create_of_a_modelfile_that_is_none(stub: Stub, shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "big").write_text("#" * ((1 << 20) + 1))
+    for result in (
+        shell("create", "n", "-f", str(tmp_path / "big")),
+        shell("create", "n", "-f", "-", stdin=(tmp_path / "big").read_text()),
+    ):
+        assert (result.code, "is larger than 1 MiB; it holds texts" in result.err) == (2, True)
+    name = shell("create", "n", "-f", "-", stdin="FROM a//b\n")
+    assert (name.code, "invalid model name" in name.err) == (2, True)
+    nobody = shell("create", "n", "--from-file", "~nobody-of-this-name/x")
+    assert (nobody.code, "there is no file `~nobody" in nobody.err) == (2, True)
 
 
 def test_create_shows_one_line_on_a_terminal(stub: Stub, shell: Shell, tmp_path: Path) -> None:

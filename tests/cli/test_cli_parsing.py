@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from cli.commands.list import ListOptions
 from cli.commands.ps import PsOptions
 from cli.commands.rm import RmOptions
 from cli.commands.run import RunOptions
-from cli.commands.serve import run_serve
+from cli.commands.serve import ServeOptions
 from cli.commands.show import ShowOptions
-from cli.commands.stop import StopOptions
+from cli.commands.stop import StopOptions, run_stop_daemon
 from cli.errors import Usage
 from cli.main import COMMANDS, parse
 from modelstore.errors import InvalidName
@@ -78,6 +79,9 @@ def test_format_takes_a_schema() -> None:
         ("run m --format 3", "JSON schema"),
         ("show m --system --license", "only one of --license, --system"),
         ("create n -f a --from-file b", "not both"),
+        ("stop", "a MODEL, or --daemon"),
+        ("stop m --daemon", "not both"),
+        ("run m hi \udcff\udcfe", "argument 4, `\\xff\\xfe`, is not valid UTF-8"),
     ],
 )
 def test_wrong_usage(line: str, part: str) -> None:
@@ -85,15 +89,31 @@ def test_wrong_usage(line: str, part: str) -> None:
         parse(line.split())
 
 
-@pytest.mark.parametrize("argv", [["create", "a//b"], ["cp", "a//b", "c"], ["cp", "a", "c:"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["create", "a//b"],
+        ["cp", "a//b", "c"],
+        ["cp", "a", "c:"],
+        ["run", "../x"],
+        ["show", "Bad Name"],
+        ["stop", "../x"],
+        ["rm", "a", "../x"],
+    ],
+)
 def test_names_are_checked_before_anything_is_sent(argv: list[str]) -> None:
     with pytest.raises(InvalidName):
         parse(argv)
 
 
 @pytest.mark.parametrize("name", ["serve", "start"])
-def test_serve_has_no_options(name: str) -> None:
-    assert parse([name]) is run_serve
+def test_serve(name: str) -> None:
+    assert options(name) == ServeOptions()
+    assert options(name, "--log-file", "a.log") == ServeOptions(Path("a.log"))
+
+
+def test_stop_of_the_daemon() -> None:
+    assert parse(["stop", "--daemon"]) is run_stop_daemon
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "ls", "start"])

@@ -68,6 +68,13 @@ def test_a_busy_model_is_not_said_to_stop() -> None:
     assert ps_table([model], NOW).splitlines()[1].endswith("In use")
 
 
+def test_a_state_says_more_than_a_date() -> None:
+    later = NOW + timedelta(hours=1)
+    for state, text in (("loading", "Loading..."), ("stopping", "Stopping..."), ("ready", "now")):
+        model = LoadedModel("m", expires_at=later, slots=Slots(1, 8), state=state)
+        assert ps_table([model], NOW).splitlines()[1].endswith(text)
+
+
 @pytest.mark.parametrize(
     ("n_bytes", "text"),
     [

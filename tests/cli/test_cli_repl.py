@@ -1,8 +1,10 @@
 """The prompt on a real pseudo-terminal, against a scripted daemon."""
 
 import os
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,7 @@ def prompt(stub: Stub, shell: Shell, tmp_path: Path) -> Iterator["pexpect.spawn[
     child = pexpect.spawn(
         sys.executable, ["-m", "cli", "run", "m"], env=environ, encoding="utf-8", timeout=30
     )
+    child.expect_exact("/? for help.")
     child.expect_exact(">>> ")
     yield child
     child.close(force=True)
@@ -127,3 +130,39 @@ def test_options_are_shown_as_they_are_written(stub: Stub, shell: Shell) -> None
     assert isinstance(context.stdout, Stream)
     shown = 'top_k    5\nset here:\nstop ["a","b"]\nuse_mmap false\n'
     assert context.stdout.getvalue().endswith(shown)
+
+
+def test_the_system_message_of_the_session_is_shown(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/show", Reply(body={"system": "of the model"}))
+    context = Context(shell.environ | {"LOCALRUN_NOHISTORY": "1"}, Stream(), Stream(), Stream())
+    lines = iter(["/show system", "/set system mine", "/show system", "/show", "/bye"])
+    client = Client(context.settings.url)
+    assert Repl(context, client, "m", {}, read_line=lambda _: next(lines)).loop() == 0
+    client.close()
+    assert isinstance(context.stdout, Stream)
+    assert context.stdout.getvalue() == (
+        "Send a message, or /? for help.\n"
+        "of the model\nsystem message set\nmine\n  System\n    mine\n"
+    )
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept connection", "new connection"])
+def test_a_daemon_that_died_is_started_again(
+    stub: Stub, shell: Shell, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    stub.on("POST", "/api/chat", Reply(lines=chatted("Hello")))
+    environ = shell.environ | {"LOCALRUN_NOHISTORY": "1", "LOCALRUN_NO_AUTOSTART": "0"}
+    context = Context(environ, Stream(), Stream(), Stream())
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        client = Client(f"http://127.0.0.1:{dead.getsockname()[1]}")
+        if is_kept:
+            client._connect()
+            client._used_at = time.monotonic()
+    lines = iter(["one", "/bye"])
+    assert Repl(context, client, "m", {}, read_line=lambda _: next(lines)).loop() == 0
+    context.close()
+    assert isinstance(context.stdout, Stream)
+    assert isinstance(context.stderr, Stream)
+    assert (context.stdout.getvalue().splitlines()[1], context.stderr.getvalue()) == ("Hello", "")
+    (request,) = stub.asked("/api/chat")
+    assert request.json["messages"] == [{"role": "user", "content": "one"}]

@@ -1,12 +1,18 @@
 """`run` against a scripted daemon: what it sends and prints, and how it ends."""
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 
 import pytest
 from cli_stub import Reply, Shell, Stub, generated
+
+from cli.client import Client
+from cli.errors import ApiError
+from cli.replies import GenerateLine
 
 NOT_FOUND = Reply(404, {"error": "model 'm' not found"})
 
@@ -130,6 +136,65 @@ def test_closed_streams_are_no_special_case(stub: Stub, shell: Shell) -> None:
         ["sh", "-c", line], env=shell.environ, capture_output=True, timeout=60, check=False
     )
     assert (result.returncode, result.stdout) == (0, b"ok\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")],
+)
+@pytest.mark.parametrize("argv", ["run m x", "list", "--help", "--version"])
+def test_output_that_cannot_be_written(
+    stub: Stub, shell: Shell, argv: str, target: str, problem: str
+) -> None:
+    if "full" in target and not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    stub.on("POST", "/api/generate", Reply(lines=generated("ok")))
+    stub.on("GET", "/api/tags", Reply(body={"models": []}))
+    result = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m cli {argv} {target}"],
+        env=shell.environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.stderr == f"Error: cannot write to standard output: {problem}\n"
+    assert (result.returncode, result.stdout) == (1, "")
+
+
+def test_arguments_that_are_no_text(shell: Shell) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "cli", "run", "m", b"\xff\xfe"],
+        env=shell.environ,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr == (
+        b"Error: argument 3, `\\xff\\xfe`, is not valid UTF-8; give it as UTF-8 text\n"
+    )
+
+
+def test_a_refusal_before_the_whole_body_was_sent_is_shown(shell: Shell) -> None:
+    def refuse() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1000)
+            text = b'{"error": "the body is too large"}'
+            head = b"HTTP/1.1 413 X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            connection.sendall(head % len(text) + text)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        client = Client(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=30)
+        with pytest.raises(ApiError, match="the body is too large") as caught:
+            client.post("/api/generate", {"prompt": "x" * 50_000_000}, GenerateLine)
+        thread.join()
+    client.close()
+    assert caught.value.status == 413
 
 
 @pytest.mark.parametrize("argv", [["run", "m"], ["create", "n", "-f", "-"]])

@@ -34,6 +34,10 @@ def asked(*contents: str) -> list[dict[str, str]]:
         (["pasted\nlines"], [Ask({"messages": asked("pasted\nlines")})]),
         (["/show"], [Show("info", {})]),
         (["/show system"], [Show("system", {})]),
+        (
+            ["/set system be brief", "/show system"],
+            [Say("system message set"), Show("system", {}, "be brief")],
+        ),
         (["/set verbose"], [Say("timings are shown")]),
         (
             ["/set"],

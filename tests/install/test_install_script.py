@@ -15,7 +15,9 @@ import pytest
 from modelstore.store import Store
 
 SCRIPT = Path(__file__).parents[2] / "install.sh"
-TOOLS = "awk cat df dirname getconf grep id ln ls mkdir mktemp mv readlink rm rmdir sed sh uname"
+TOOLS = (
+    "awk cat df dirname getconf grep id ln ls mkdir mktemp mv readlink rm rmdir sed sh sleep uname"
+)
 
 
 class Machine:
@@ -100,6 +102,26 @@ def test_a_full_disk(python: Machine) -> None:
     assert str(python.home) in line
 
 
+def test_a_long_build_shows_that_it_goes_on(python: Machine) -> None:
+    python.script("c++", "exit 0")
+    (python.bin / "sleep").unlink()
+    python.script("sleep", f"exec {shutil.which('sleep')} 0.2")
+    # The environment of the build has a Python that needs a second to fail.
+    python.script(
+        "python3",
+        f'''[ "$2" = venv ] || exec "{sys.executable}" "$@"
+mkdir -p "$3/bin"
+printf '#!/bin/sh\\n{shutil.which("sleep")} 1\\nexit 1\\n' >"$3/bin/python"
+{shutil.which("chmod")} +x "$3/bin/python"''',
+    )
+    result = python.install(LOCALRUN_INSTALL_MIN_DISK_MB="0")
+    assert (result.returncode, "llama.cpp could not be built" in result.stderr) == (1, True)
+    assert result.stdout.splitlines()[1:3] == [
+        "still building: 0 min 30 s so far",
+        "still building: 1 min 0 s so far",
+    ]
+
+
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
@@ -144,6 +166,36 @@ def test_uninstall_keeps_models_unless_told(machine: Machine) -> None:
     # The program is gone by now, and with it what knows the settings.
     assert machine.install("--uninstall", "--purge-models").returncode == 0
     assert not models.exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="the data folder is elsewhere there")
+def test_uninstall_stops_the_daemon_and_tells_of_its_log(machine: Machine) -> None:
+    data, state = program(machine), machine.home / ".local/state/localrun"
+    state.mkdir(parents=True)
+    for name in ("daemon.log", "daemon.log.1", "history", "start-11434.lock"):
+        (state / name).touch()
+    command = data / "venv/bin/localrun"
+    command.write_text('#!/bin/sh\necho "told to $*"\n')
+    command.chmod(0o755)
+    kept = machine.install("--uninstall")
+    assert kept.returncode == 0
+    assert "told to stop --daemon\n" in kept.stdout
+    assert f"the history of the prompt are still in {state}\n" in kept.stdout
+    assert machine.install("--uninstall", "--purge-models").returncode == 0
+    assert not state.exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="the data folder is elsewhere there")
+def test_uninstall_goes_on_when_the_daemon_does_not_stop(machine: Machine) -> None:
+    command = program(machine) / "venv/bin/localrun"
+    for code, is_told in ((3, False), (1, True)):
+        command.parent.mkdir(parents=True, exist_ok=True)
+        command.write_text(f"#!/bin/sh\necho 'Error: why' >&2\nexit {code}\n")
+        command.chmod(0o755)
+        result = machine.install("--uninstall")
+        assert (result.returncode, result.stderr) == (0, "")
+        assert ("a daemon may still be running: Error: why" in result.stdout) == is_told
+        assert not command.exists()
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="the data folder is elsewhere there")
