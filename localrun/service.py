@@ -5,14 +5,12 @@ runner that holds it, the runner speaks. Dialects and HTTP stay outside.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 
@@ -32,8 +30,9 @@ from localrun.core import (
 from localrun.errors import RunnerLost, ShuttingDown, Unsupported
 from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
-from localrun.residency.owner import Residency
-from localrun.supervisor.client import RequestStream, RunnerClient
+from localrun.residency.owner import Lease, Residency
+from localrun.supervisor.client import RunnerClient
+from localrun.supervisor.stream import RequestStream
 from modelstore.gguf import Header, read_header
 from modelstore.records import Record
 from modelstore.store import Store
@@ -87,12 +86,12 @@ class InferenceService:
         self, store: Store, residency: Residency[RunnerClient], defaults: ServiceDefaults
     ) -> None:
         self._store = store
-        self._residency = residency
+        self.residency = residency
         self._defaults = defaults
-        self._streams: set[RequestStream] = set()
+        self.streams: set[RequestStream] = set()
         # A request whose runner died in its prefill may be what killed it: such requests are
         # tried again one at a time, so that a second death names the culprit.
-        self._suspects = asyncio.Lock()
+        self.suspects = asyncio.Lock()
 
     async def open(self, call: Call) -> Answer:
         """See `TextService.open`."""
@@ -100,27 +99,26 @@ class InferenceService:
         work = await asyncio.to_thread(self._prepare, call)
         if work.prompt is None:
             return await self._load_or_unload(call, work)
-        events = self._events(call, work, began_ns)
+        answer = _Answer(self, call, work, began_ns)
         try:
-            await anext(events)
+            await answer.begin()
         except BaseException:
-            await events.aclose()
+            await answer.aclose()
             raise
-        # Only the first item is None, and that one has been taken.
-        return cast(Answer, events)
+        return answer
 
     def resident(self) -> tuple[Resident, ...]:
         """See `TextService.resident`."""
-        return self._residency.resident()
+        return self.residency.resident()
 
     @property
     def n_open(self) -> int:
         """Requests that a runner works on."""
-        return len(self._streams)
+        return len(self.streams)
 
     def abort(self) -> None:
         """Ends every request with ShuttingDown, after what it has got so far."""
-        for stream in self._streams:
+        for stream in self.streams:
             stream.fail(ShuttingDown())
 
     # ---- before a runner is needed
@@ -163,66 +161,99 @@ class InferenceService:
 
     async def _load_or_unload(self, call: Call, work: "_Work") -> Answer:
         if call.keep_alive_s == 0:
-            self._residency.unload(work.spec.key)
+            self.residency.unload(work.spec.key)
             return _single(Done("unload", Usage()))
-        lease = await self._residency.lease(work.spec, work.model, call.keep_alive_s)
+        lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
         lease.close()
         return _single(Done("load", Usage()))
 
-    # ---- with a runner
 
-    async def _events(
-        self, call: Call, work: "_Work", began_ns: int
-    ) -> AsyncGenerator[Event | None, None]:
-        """None once a runner has accepted the request, then its events.
+class _Answer:
+    """One request's way through residency and a runner; see `Answer`.
 
-        A request whose runner died before anything was sent is tried once more: at once if it
-        only waited, alone if it was in prefill.
-        """
-        is_second = is_suspect = is_accepted = has_sent = False
-        while True:
-            async with AsyncExitStack() as alone:
-                if is_suspect:
-                    await alone.enter_async_context(self._suspects)
-                try:
-                    async with aclosing(self._attempt(call, work, began_ns)) as events:
-                        async for event in events:
-                            if event is not None:
-                                has_sent = True
-                                await alone.aclose()
-                            elif is_accepted:
-                                continue
-                            is_accepted = True
-                            yield event
-                    return
-                except RunnerLost as error:
-                    if is_second or has_sent or error.phase == "decode":
-                        raise
-                    is_second, is_suspect = True, error.phase != "waiting"
+    A request whose runner died before anything was sent is tried once more: at once if it only
+    waited, alone if it was in prefill.
+    """
 
-    async def _attempt(
-        self, call: Call, work: "_Work", began_ns: int
-    ) -> AsyncGenerator[Event | None, None]:
+    def __init__(self, service: InferenceService, call: Call, work: "_Work", began_ns: int) -> None:
+        self._service = service
+        self._call = call
+        self._work = work
+        self._began_ns = began_ns
+        self._load_ns = 0
+        self._lease: Lease[RunnerClient] | None = None
+        self._stream: RequestStream | None = None
+        self._is_second = self._is_alone = self._has_sent = False
+
+    async def begin(self) -> None:
+        """Returns when a runner has accepted the request."""
+        try:
+            await self._attempt()
+        except RunnerLost as error:
+            await self._try_again(error)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        assert self._stream is not None
+        try:
+            event = await self._stream.__anext__()
+        except RunnerLost as error:
+            await self._try_again(error)
+            return await self.__anext__()
+        self._has_sent = True
+        if self._is_alone:
+            self._let_others_try()
+        if isinstance(event, Done):
+            return _timed(event, self._began_ns, self._load_ns)
+        return event
+
+    async def aclose(self) -> None:
+        """Ends the request, which is cancelled if it still runs. Idempotent."""
+        self._give_back()
+        self._let_others_try()
+
+    async def _attempt(self) -> None:
+        work = self._work
         assert work.prompt is not None
-        lease = await self._residency.lease(work.spec, work.model, call.keep_alive_s)
-        load_ns = time.perf_counter_ns() - began_ns
-        with contextlib.closing(lease):
-            stream = lease.runner.submit(
-                work.prompt,
-                work.sampling,
-                n_ctx=min(work.spec.n_ctx, lease.runner.info.n_ctx),
-                template=work.template,
-                return_context=call.return_context,
-            )
-            self._streams.add(stream)
-            try:
-                await stream.accepted()
-                yield None
-                async for event in stream:
-                    yield _timed(event, began_ns, load_ns) if isinstance(event, Done) else event
-            finally:
-                self._streams.discard(stream)
-                stream.close()
+        self._lease = await self._service.residency.lease(
+            work.spec, work.model, self._call.keep_alive_s
+        )
+        self._load_ns = time.perf_counter_ns() - self._began_ns
+        runner = self._lease.runner
+        self._stream = runner.submit(
+            work.prompt,
+            work.sampling,
+            n_ctx=min(work.spec.n_ctx, runner.info.n_ctx),
+            template=work.template,
+            return_context=self._call.return_context,
+        )
+        self._service.streams.add(self._stream)
+        await self._stream.accepted()
+
+    async def _try_again(self, error: RunnerLost) -> None:
+        """Raises `error` when the request must not be tried again."""
+        if self._is_second or self._has_sent or error.phase == "decode":
+            raise error
+        self._is_second = True
+        self._give_back()
+        if error.phase != "waiting":
+            await self._service.suspects.acquire()
+            self._is_alone = True
+        await self._attempt()
+
+    def _give_back(self) -> None:
+        if self._stream is not None:
+            self._service.streams.discard(self._stream)
+            self._stream.close()
+        if self._lease is not None:
+            self._lease.close()
+
+    def _let_others_try(self) -> None:
+        if self._is_alone:
+            self._is_alone = False
+            self._service.suspects.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ class ProgressResponse:
                 await error_response(error, "native")(scope, receive, send)
                 return
             if self._stream:
-                await self._forward(last, Sender(send, self._stall_s))
+                with contextlib.closing(Sender(send, self._stall_s)) as sender:
+                    await self._forward(last, sender)
             else:
                 reply = Response(_document(last), media_type=JSON_TYPE)
                 await reply(scope, receive, send)

@@ -6,13 +6,12 @@ Source: Ollama `server/routes.go` (texts and statuses of unknown routes and meth
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localrun.http.create import CreateApi
 from localrun.http.errors import error_response
@@ -28,7 +27,7 @@ from localrun.wire.streams import JSON_TYPE
 from modelstore.store import Store
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
-Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 
 
 def table(service: TextService, store: Store) -> list[tuple[str, str, Handler]]:
@@ -68,14 +67,11 @@ def build_app(
     Raises BadSetting for an origin that cannot match anything.
     """
     routes = [
-        Route(path, _endpoint(handler), methods=methods.split())
+        _Route(path, _Endpoint(handler), methods=methods.split())
         for methods, path, handler in table(service, store)
     ]
-    app = Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        exception_handlers={HTTPException: _no_route},
-    )
+    # A bare router: Starlette's own middleware wraps `send` twice for errors that never get there.
+    app = Router(routes, default=_not_found, lifespan=lifespan)
     return Guard(
         app,
         Origins(settings.origins),
@@ -85,18 +81,30 @@ def build_app(
     )
 
 
-def _endpoint(handler: Handler) -> Handler:
-    """The handler, with its errors turned into replies of the path's dialect."""
+class _Endpoint:
+    """A handler as an ASGI application, its errors turned into replies of the path's dialect."""
 
-    async def endpoint(request: Request) -> ASGIApp:
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            return await handler(request)
+            reply = await self._handler(Request(scope, receive, send))
         except ClientDisconnect:
-            return Response()  # nobody reads it
+            return
         except Exception as error:  # noqa: BLE001 - the table decides what the client is told
-            return error_response(error, dialect_of(request.url.path))
+            reply = error_response(error, dialect_of(scope["path"]))
+        await reply(scope, receive, send)
 
-    return endpoint
+
+class _Route(Route):
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.methods and scope["method"] not in self.methods:
+            allowed = {"Allow": ", ".join(sorted(self.methods))}
+            refusal = PlainTextResponse("405 method not allowed", 405, headers=allowed)
+            await refusal(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 async def _root(request: Request) -> Response:
@@ -108,7 +116,5 @@ async def _health(request: Request) -> Response:
     return Response(b'{"status":"ok"}', media_type=JSON_TYPE)
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text = {404: "404 page not found", 405: "405 method not allowed"}.get(error.status_code)
-    return PlainTextResponse(text or error.detail, error.status_code, headers=error.headers)
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse("404 page not found", 404)(scope, receive, send)

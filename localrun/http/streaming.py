@@ -1,7 +1,7 @@
 """An answer's events as an HTTP response, and the end of the work when its client is gone.
 
-Owns the order on the wire (headers when the answer is open, then one write for whatever is ready,
-then one final object or one error) and the two ways in which a client is lost: it hangs up, or it
+Owns the order on the wire (headers when the answer is open, then a write per piece, then one final
+object or one error) and the two ways in which a client is lost: it hangs up, or it
 stops reading. Knows the dialects only as `AnswerWriter`; called by the handlers of text.
 """
 
@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 # A reader that takes nothing for this long is gone as far as its slot is concerned. Proxies cut
 # idle upstreams after 60 s as well (nginx `send_timeout`), and nobody pauses a chat for longer.
 READER_STALL_S = 60.0
-# What may wait for a slow reader before the answer is no longer asked for more.
-BUFFER_BYTES = 256 << 10
 
 
 class AnswerWriter(Protocol):
@@ -89,11 +87,26 @@ async def _end(task: asyncio.Future[Any]) -> None:
 
 
 class Sender:
-    """`send` with a limit on how long the client may leave it unread."""
+    """`send` with a limit on how long the client may leave it unread.
+
+    One timer serves all sends: it is armed anew only when it rings, not for every token. Belongs
+    to the task that makes it; `close` it at the end.
+    """
 
     def __init__(self, send: Send, stall_s: float) -> None:
         self._send = send
         self._stall_s = stall_s
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._is_sending = False
+        self._since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stalled = False
+
+    def close(self) -> None:
+        """Disarms the timer. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def start(self, content_type: str, headers: Mapping[str, str]) -> None:
         """Sends status 200 and the headers of a stream."""
@@ -111,49 +124,35 @@ class Sender:
         await self._bounded({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _bounded(self, message: Message) -> None:
+        self._since_s = self._loop.time()
+        self._is_sending = True
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._stall_s, self._ring)
         try:
-            async with asyncio.timeout(self._stall_s):
-                await self._send(message)
-        except TimeoutError:
+            await self._send(message)
+        except asyncio.CancelledError:
+            if not self._is_stalled or self._task is None:
+                raise
+            self._task.uncancel()
             raise ReaderStalled from None
+        finally:
+            self._is_sending = False
+
+    def _ring(self) -> None:
+        self._timer = None
+        if not self._is_sending or self._task is None:
+            return
+        left_s = self._since_s + self._stall_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._ring)
+        else:
+            self._is_stalled = True
+            self._task.cancel()
 
 
 def _start_message(headers: Mapping[str, str]) -> Message:
     pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http.response.start", "status": 200, "headers": pairs}
-
-
-class _Outbox:
-    """Bytes on their way to one client; `put` waits while more than the limit lie here."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._data = bytearray()
-        self._is_closed = False
-        self._changed = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
-
-    async def put(self, data: bytes) -> None:
-        self._data += data
-        self._changed.set()
-        if len(self._data) > self._limit_bytes:
-            self._has_room.clear()
-            await self._has_room.wait()
-
-    def close(self, data: bytes) -> None:
-        self._data += data
-        self._is_closed = True
-        self._changed.set()
-
-    async def take(self) -> tuple[bytes, bool]:
-        """(everything that is ready, whether it is the last)."""
-        await self._changed.wait()
-        self._changed.clear()
-        data = bytes(self._data)
-        self._data.clear()
-        self._has_room.set()
-        return data, self._is_closed
 
 
 class AnswerResponse:
@@ -184,11 +183,12 @@ class AnswerResponse:
         await while_connected(receive, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            reply = await self._reply(Sender(send, self._stall_s))
-        except ReaderStalled:
-            _log.warning("a client stopped reading for %g s; its request is ended", self._stall_s)
-            return
+        with contextlib.closing(Sender(send, self._stall_s)) as sender:
+            try:
+                reply = await self._reply(sender)
+            except ReaderStalled:
+                _log.warning("a client has not read for %g s; its request is ended", self._stall_s)
+                return
         if reply is not None:
             await reply(scope, receive, send)
 
@@ -218,26 +218,21 @@ class AnswerResponse:
         raise AnswerBroken
 
     async def _forward(self, answer: Answer, sender: Sender) -> None:
-        outbox = _Outbox(BUFFER_BYTES)
+        """Streams the answer; what ends it is the final object or an error, never both."""
         await sender.start(self._writer.content_type, self._headers)
-        reader = asyncio.ensure_future(self._fill(answer, outbox))
-        try:
-            is_last = False
-            while not is_last:
-                data, is_last = await outbox.take()
-                await sender.body(data, is_last=is_last)
-        finally:
-            await _end(reader)
+        is_last = False
+        while not is_last:
+            data, is_last = await self._next(answer)
+            await sender.body(data, is_last=is_last)
 
-    async def _fill(self, answer: Answer, outbox: _Outbox) -> None:
-        """Fills the outbox; what closes it is the final object or an error, never both."""
+    async def _next(self, answer: Answer) -> tuple[bytes, bool]:
+        """(the next piece in this dialect, whether it is the last)."""
         try:
-            async for event in answer:
-                if isinstance(event, TextDelta):
-                    await outbox.put(self._writer.delta(event.text))
-                else:
-                    outbox.close(self._writer.final(event))
-                    return
-            raise AnswerBroken
+            event = await anext(answer, None)
+            if event is None:
+                raise AnswerBroken
+            if isinstance(event, TextDelta):
+                return self._writer.delta(event.text), False
+            return self._writer.final(event), True
         except Exception as error:  # noqa: BLE001 - it becomes the last frame of the stream
-            outbox.close(self._writer.failure(fault_of(error)[1]))
+            return self._writer.failure(fault_of(error)[1]), True

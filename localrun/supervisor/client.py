@@ -4,21 +4,10 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import AsyncIterator
-
-import msgspec
 
 from localrun.core import Done, Event, LoadSpec, Prompt, RunnerInfo, SamplingParams
-from localrun.errors import (
-    BadRequest,
-    LoadFailed,
-    LocalrunError,
-    Phase,
-    RunnerLost,
-    TemplateTimeout,
-    from_fields,
-)
-from localrun.ipc.framing import FrameDecoder, FrameTooLarge, encode_frame
+from localrun.errors import BadRequest, LoadFailed, RunnerLost, TemplateTimeout, from_fields
+from localrun.ipc.framing import FrameTooLarge
 from localrun.ipc.messages import (
     Admitted,
     Cancel,
@@ -32,92 +21,34 @@ from localrun.ipc.messages import (
     Rendering,
     Submit,
     ToDaemon,
-    ToRunner,
     Waiting,
-    decode_for_daemon,
-    encode,
 )
 from localrun.supervisor.process import RunnerProcess
+from localrun.supervisor.stream import RequestStream
 
 _log = logging.getLogger(__name__)
-
-_READ_BYTES = 64 * 1024
 
 # Rendering a conversation takes milliseconds; what is still at it after this never ends.
 TEMPLATE_TIMEOUT_S = 10.0
 
 
-class RequestStream:
-    """What a runner says about one request. One reader; `close` cancels what still runs."""
-
-    def __init__(self, request_id: int, client: "RunnerClient") -> None:
-        self.id = request_id
-        self.phase: Phase = "waiting"
-        self._client = client
-        self._queue: asyncio.Queue[Event | LocalrunError] = asyncio.Queue()
-        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._is_over = False
-
-    async def accepted(self) -> None:
-        """Returns when the prompt is rendered and fits. Raises what the runner refused it with."""
-        await asyncio.shield(self._accepted)
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self._is_over:
-            raise StopAsyncIteration
-        event = await self._queue.get()
-        if isinstance(event, LocalrunError):
-            self._is_over = True
-            raise event
-        self._is_over = isinstance(event, Done)
-        return event
-
-    def close(self) -> None:
-        """Nobody reads on: cancels the request if it still runs. Idempotent."""
-        self._is_over = True
-        self._client.forget(self.id)
-
-    # ---- called by the client
-
-    def put(self, event: Event) -> None:
-        """Hands on a piece of the answer or its end."""
-        self._queue.put_nowait(event)
-
-    def accept(self) -> None:
-        """The prompt is in the queue of the engine."""
-        self.phase = "waiting"
-        if not self._accepted.done():
-            self._accepted.set_result(None)
-
-    def fail(self, error: LocalrunError) -> None:
-        """Ends the stream with `error`, before or after it was accepted."""
-        if not self._accepted.done():
-            self._accepted.set_exception(error)
-            # Whoever waits gets it; if the reader has left, nobody has to.
-            self._accepted.exception()
-        self._queue.put_nowait(error)
-
-
 class RunnerClient:
     """A loaded runner. Create with `launch`; ends with `close` or with the death of the process."""
 
-    def __init__(
-        self, process: RunnerProcess, info: RunnerInfo, frames: "_Frames", stall_timeout_s: float
-    ) -> None:
+    def __init__(self, process: RunnerProcess, info: RunnerInfo, stall_timeout_s: float) -> None:
         self.info = info
         self.n_running = 0
         self._stall_timeout_s = stall_timeout_s
         self._heard_at_s = 0.0
         self._process = process
-        self._frames = frames
+        self._connection = process.connection
+        self._connection.receive = self._receive
+        self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
         self._render_timers: dict[int, asyncio.TimerHandle] = {}
         self._overdue: int | None = None  # the request whose template ran past its limit
-        self._reading = asyncio.create_task(self._read())
+        self._ending = asyncio.create_task(self._end())
         self._watching = asyncio.create_task(self._watch())
 
     @classmethod
@@ -132,22 +63,17 @@ class RunnerClient:
             process = await RunnerProcess.spawn()
         except OSError as error:
             raise LoadFailed(f"no process could be started: {error.strerror}") from None
-        frames = _Frames(process.reader)
         try:
-            _send(process, Load(spec))
-            info = await _await_loaded(frames, stall_timeout_s)
+            info = await _Loading(process).run(spec, stall_timeout_s)
         except _NotLoaded as error:
-            problem = error.problem
-            if error.is_death:
-                problem = f"{problem}; {await process.wait()}"
-            else:
-                process.kill()
-                await process.wait()
+            process.kill()
+            how = await process.wait()
+            problem = f"{error.problem}; {how}" if error.is_death else error.problem
             raise LoadFailed(problem, _quotable(process.log_tail, spec)) from None
         except BaseException:
             process.kill()
             raise
-        return cls(process, info, frames, stall_timeout_s)
+        return cls(process, info, stall_timeout_s)
 
     @property
     def pid(self) -> int:
@@ -156,8 +82,8 @@ class RunnerClient:
 
     @property
     def is_lost(self) -> bool:
-        """True once the process has ended."""
-        return self._reading.done()
+        """True once the process has ended, or is about to."""
+        return self._connection.closed.done()
 
     def submit(
         self,
@@ -169,52 +95,83 @@ class RunnerClient:
         return_context: bool = False,
     ) -> RequestStream:
         """Sends a request. Raises BadRequest when it is too large to be sent."""
-        if not self._streams:
-            self._heard_at_s = asyncio.get_running_loop().time()
-        stream = RequestStream(next(self._ids), self)
-        message = Submit(stream.id, prompt, sampling, n_ctx, template, return_context)
+        stream = RequestStream(next(self._ids), self._forget)
         if self.is_lost:
             stream.fail(RunnerLost("waiting", "it had ended before the request reached it"))
             return stream
+        message = Submit(stream.id, prompt, sampling, n_ctx, template, return_context)
         try:
-            _send(self._process, message)
+            self._connection.send(message)
         except FrameTooLarge as error:
             raise BadRequest("", f"the request is too large: {error}") from None
+        if not self._streams:
+            self._heard_at_s = self._loop.time()
         self._streams[stream.id] = stream
         return stream
 
-    def forget(self, request_id: int) -> None:
-        """Cancels the request unless it is over."""
+    def _forget(self, request_id: int) -> None:
         if self._streams.pop(request_id, None) and not self.is_lost:
-            _send(self._process, Cancel(request_id))
+            self._connection.send(Cancel(request_id))
 
     async def wait_lost(self) -> None:
         """Returns when the process has ended, for whatever reason, and every stream knows."""
-        await asyncio.shield(self._reading)
+        await asyncio.shield(self._ending)
 
     async def close(self) -> None:
         """Ends the process. Streams that still run fail with RunnerLost. Idempotent."""
         await self._process.close()
-        await asyncio.shield(self._reading)
+        await asyncio.shield(self._ending)
 
     # ---- what the runner says
 
-    async def _read(self) -> None:
-        """Hands out what the runner says until it has ended; then every stream learns how."""
-        loop = asyncio.get_running_loop()
-        try:
-            async for outbox in self._frames:
-                self.n_running = outbox.n_running
-                self._heard_at_s = loop.time()
-                for item in outbox.items:
-                    self._handle(item)
-        except (FrameTooLarge, msgspec.DecodeError) as error:
-            _log.error("runner %d broke the protocol: %s", self.pid, error)
-        finally:
-            self._process.kill()
-            self._fail_streams(await self._process.wait())
+    def _receive(self, outbox: Outbox) -> None:
+        self.n_running = outbox.n_running
+        self._heard_at_s = self._loop.time()
+        for item in outbox.items:
+            self._handle(item)
 
-    def _fail_streams(self, how: str) -> None:
+    def _handle(self, item: ToDaemon) -> None:
+        if isinstance(item, Progressed):
+            # First, since this is every token.
+            if stream := self._streams.get(item.id):
+                self._progress(item.event, stream)
+            return
+        if isinstance(item, Progress | Loaded | LoadRefused):
+            _log.error("runner %d sent %s after loading", self.pid, type(item).__name__)
+            return
+        # The deadline of a template holds whether or not somebody still waits for its result.
+        if isinstance(item, Rendering):
+            self._start_render_timer(item.id)
+        elif isinstance(item, Waiting | Failed):
+            self._stop_render_timer(item.id)
+        if stream := self._streams.get(item.id):
+            self._hand_on(item, stream)
+
+    def _progress(self, event: Event, stream: RequestStream) -> None:
+        stream.phase = "decode"
+        if isinstance(event, Done):
+            del self._streams[stream.id]
+        stream.put(event)
+
+    def _hand_on(self, item: ToDaemon, stream: RequestStream) -> None:
+        match item:
+            case Rendering():
+                stream.phase = "rendering"
+            case Waiting():
+                stream.accept()
+            case Admitted():
+                stream.phase = "prefill"
+            case Failed(kind=kind, fields=fields):
+                del self._streams[stream.id]
+                stream.fail(from_fields(kind, fields))
+
+    # ---- its end
+
+    async def _end(self) -> None:
+        """Waits for the end of the process; then every stream learns of it."""
+        await self._connection.closed
+        self._process.kill()
+        how = await self._process.wait()
         self._watching.cancel()
         for timer in self._render_timers.values():
             timer.cancel()
@@ -238,49 +195,18 @@ class RunnerClient:
 
         A wedged driver and a stopped process look the same from here.
         """
-        loop = asyncio.get_running_loop()
         if self._stall_timeout_s == math.inf:
             return
         while True:
-            silent_s = loop.time() - self._heard_at_s if self._streams else 0.0
+            silent_s = self._loop.time() - self._heard_at_s if self._streams else 0.0
             if silent_s >= self._stall_timeout_s:
                 _log.error("runner %d: no sign of life for %g s", self.pid, silent_s)
                 self._process.kill()
                 return
             await asyncio.sleep(self._stall_timeout_s - silent_s)
 
-    def _handle(self, item: ToDaemon) -> None:
-        if isinstance(item, Progress | Loaded | LoadRefused):
-            _log.error("runner %d sent %s after loading", self.pid, type(item).__name__)
-            return
-        # The deadline of a template holds whether or not somebody still waits for its result.
-        if isinstance(item, Rendering):
-            self._start_render_timer(item.id)
-        elif isinstance(item, Waiting | Failed):
-            self._stop_render_timer(item.id)
-        if stream := self._streams.get(item.id):
-            self._hand_on(item, stream)
-
-    def _hand_on(self, item: ToDaemon, stream: RequestStream) -> None:
-        match item:
-            case Rendering():
-                stream.phase = "rendering"
-            case Waiting():
-                stream.accept()
-            case Admitted():
-                stream.phase = "prefill"
-            case Progressed(event=event):
-                stream.phase = "decode"
-                if isinstance(event, Done):
-                    del self._streams[stream.id]
-                stream.put(event)
-            case Failed(kind=kind, fields=fields):
-                del self._streams[stream.id]
-                stream.fail(from_fields(kind, fields))
-
     def _start_render_timer(self, request_id: int) -> None:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(TEMPLATE_TIMEOUT_S, self._render_overdue, request_id)
+        timer = self._loop.call_later(TEMPLATE_TIMEOUT_S, self._render_overdue, request_id)
         self._render_timers[request_id] = timer
 
     def _stop_render_timer(self, request_id: int) -> None:
@@ -299,50 +225,39 @@ class _NotLoaded(Exception):
         self.is_death = is_death
 
 
-async def _await_loaded(frames: "_Frames", stall_timeout_s: float) -> RunnerInfo:
-    while True:
-        try:
-            outbox = await asyncio.wait_for(anext(frames), stall_timeout_s)
-        except TimeoutError:
-            raise _NotLoaded(f"no progress for {stall_timeout_s:g} s") from None
-        except StopAsyncIteration:
-            raise _NotLoaded("the runner ended while loading", is_death=True) from None
+class _Loading:
+    """The time between the spawn of a runner and its word that the model is there."""
+
+    def __init__(self, process: RunnerProcess) -> None:
+        self._connection = process.connection
+        self._connection.receive = self._receive
+        self._loop = asyncio.get_running_loop()
+        self._heard_at_s = self._loop.time()
+        self._info: asyncio.Future[RunnerInfo] = self._loop.create_future()
+
+    async def run(self, spec: LoadSpec, stall_timeout_s: float) -> RunnerInfo:
+        """Loads `spec`. Raises _NotLoaded."""
+        self._connection.send(Load(spec))
+        ends = (self._info, self._connection.closed)
+        timeout_s = stall_timeout_s
+        while timeout_s > 0:
+            limit_s = None if timeout_s == math.inf else timeout_s
+            done, _ = await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._info in done:
+                return self._info.result()
+            if done:
+                raise _NotLoaded("the runner ended while loading", is_death=True)
+            timeout_s = self._heard_at_s + stall_timeout_s - self._loop.time()
+        raise _NotLoaded(f"no progress for {stall_timeout_s:g} s")
+
+    def _receive(self, outbox: Outbox) -> None:
+        self._heard_at_s = self._loop.time()
         for item in outbox.items:
             match item:
                 case Loaded(info=info):
-                    return info
+                    self._info.set_result(info)
                 case LoadRefused(problem=problem):
-                    raise _NotLoaded(problem)
-                case Progress():
-                    pass
-
-
-class _Frames:
-    """The runner's frames until the end of the stream."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
-        self._decoder = FrameDecoder()
-        self._ready: list[Outbox] = []
-
-    def __aiter__(self) -> "_Frames":
-        return self
-
-    async def __anext__(self) -> Outbox:
-        while not self._ready:
-            try:
-                data = await self._reader.read(_READ_BYTES)
-            except ConnectionError:
-                data = b""
-            if not data:
-                raise StopAsyncIteration
-            self._ready = [decode_for_daemon(payload) for payload in self._decoder.feed(data)]
-        return self._ready.pop(0)
-
-
-def _send(process: RunnerProcess, message: ToRunner) -> None:
-    """Queues a message; a write to a dead runner is noticed by the reader."""
-    process.writer.write(encode_frame(encode(message)))
+                    self._info.set_exception(_NotLoaded(problem))
 
 
 def _quotable(lines: tuple[str, ...], spec: LoadSpec) -> tuple[str, ...]:

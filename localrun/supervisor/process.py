@@ -8,6 +8,8 @@ import socket
 import sys
 from collections import deque
 
+from localrun.supervisor.connection import Connection
+
 _log = logging.getLogger(__name__)
 
 # Lines of llama.cpp's log that a load error may quote.
@@ -17,9 +19,12 @@ _LOG_TAIL_LINES = 8
 _CLOSE_TIMEOUT_S = 5.0
 
 _RUNNER_ENVIRONMENT = {
-    # libgomp's workers spin between forwards; a long spin starves the daemon and other runners on
-    # a machine with few cores. libgomp reads this once, when it is loaded: so at the spawn.
-    "GOMP_SPINCOUNT": "1000",
+    # How often libgomp's threads look for work before they sleep; read once, when it is loaded, so
+    # it is set at the spawn. Waking a sleeper costs more than a step lasts when cores are scarce:
+    # 1 sequence beside a busy process 9 ms a step against 15 to 28 with 1000; two runners on 2
+    # cores 9 against 26, and with the default (300,000) they all but stop. An idle runner's
+    # threads are asleep after some 100 ms.
+    "GOMP_SPINCOUNT": "3000000",
     # A failed assertion would start a debugger, which takes seconds and buries the assertion.
     "GGML_NO_BACKTRACE": "1",
 }
@@ -28,14 +33,8 @@ _RUNNER_ENVIRONMENT = {
 class RunnerProcess:
     """A child process and this side of its socket pair. The sole owner of both."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self.reader = reader
-        self.writer = writer
+    def __init__(self, process: asyncio.subprocess.Process, connection: Connection) -> None:
+        self.connection = connection
         self._process = process
         self._tail: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
         self._log_task = asyncio.create_task(self._read_log())
@@ -57,8 +56,9 @@ class RunnerProcess:
                 pass_fds=(theirs.fileno(),),
                 env={**_RUNNER_ENVIRONMENT, **os.environ},
             )
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(process, reader, writer)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, sock=ours)
+        return cls(process, connection)
 
     @property
     def pid(self) -> int:
@@ -85,7 +85,7 @@ class RunnerProcess:
 
     async def close(self) -> None:
         """Closes the socket, which ends the child, and reaps it. Idempotent."""
-        self.writer.close()
+        self.connection.close()
         try:
             await asyncio.wait_for(self._process.wait(), _CLOSE_TIMEOUT_S)
         except TimeoutError:
@@ -96,7 +96,7 @@ class RunnerProcess:
         """How the child ended, in words, once it has."""
         code = await self._process.wait()
         await self._log_task
-        self.writer.close()
+        self.connection.close()
         if code < 0:
             return f"it was ended by {_signal_name(-code)}"
         return f"it exited with code {code}"
