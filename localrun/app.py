@@ -6,6 +6,7 @@ Also the life of the daemon: a taken port, signals, and a shutdown that finishes
 import asyncio
 import dataclasses
 import errno
+import gc
 import logging
 import logging.handlers
 import os
@@ -195,6 +196,9 @@ def serve(settings: Settings, log_file: Path | None = None) -> int:
         timeout_graceful_shutdown=int(_FLUSH_S),
     )
     server = _Server(config, daemon.drain)
+    # The modules and the application live as long as the daemon: nothing to collect among them.
+    gc.collect()
+    gc.freeze()
     _log.info("listening on %s port %d, models in %s", host, port, daemon.store.root)
     server.run(sockets=[sock])
     return 0 if server.started else 1

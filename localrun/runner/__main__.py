@@ -48,6 +48,9 @@ _SWITCH_INTERVAL_S = 0.0002
 # A load reports progress hundreds of times a second; the daemon only wants to see that it goes on.
 _PROGRESS_INTERVAL_S = 0.1
 
+# Allocations between two looks of the collector: some thousand steps instead of Python's dozens.
+_GC_THRESHOLD = 100_000
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -120,8 +123,10 @@ def _serve(spec: LoadSpec, channel: Channel, inboxes: Inboxes) -> None:
         channel.send(Outbox((LoadRefused(str(error)),)))
         os._exit(EXIT_REFUSED)
     # What is alive now stays alive: keep the collector from walking it in the middle of a step.
+    # What a step makes dies with it and has no cycles, so it need not look often either.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
     engine = Engine(model, inboxes.text.put)
     text = TextThread(model.vocab, inboxes.text, engine.inbox, channel.send)
     prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put)

@@ -8,7 +8,7 @@ the socket once the model is loaded. UTF-8 and stop strings happen here, beside 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from localrun.core import Done, DoneReason, TextDelta, Usage
 from localrun.errors import LocalrunError, to_fields
@@ -68,11 +68,9 @@ class TextThread:
 
     def _receive(self) -> list[TextMessage]:
         messages = [self._inbox.get()]
-        try:
-            while True:
-                messages.append(self._inbox.get_nowait())
-        except Empty:
-            return messages
+        while not self._inbox.empty():
+            messages.append(self._inbox.get())
+        return messages
 
     def turn(self, messages: Seq[TextMessage]) -> None:
         """Handles what has arrived together and sends one frame about it.

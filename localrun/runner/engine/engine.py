@@ -9,7 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
+from typing import NamedTuple
 
 from localrun.core import DoneReason
 from localrun.errors import EngineFailed, LocalrunError
@@ -30,8 +31,7 @@ class Remove:
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOut:
+class TokenOut(NamedTuple):
     """One step's result for one sequence: `token` None when it ended without another token."""
 
     sequence: Sequence
@@ -39,8 +39,7 @@ class TokenOut:
     reason: DoneReason | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """What one step did, for the text thread. `failed` sequences are gone."""
 
     admitted: tuple[Sequence, ...]
@@ -87,16 +86,14 @@ class Engine:
 
     def _drain_inbox(self, *, block: bool) -> bool:
         changed = False
-        try:
-            while True:
-                message = self.inbox.get(block=block and not changed)
-                changed = True
-                if isinstance(message, Remove):
-                    self._remove(message.id)
-                else:
-                    self._waiting.append(message)
-        except Empty:
-            return changed
+        while block or not self.inbox.empty():
+            message = self.inbox.get()
+            block, changed = False, True
+            if isinstance(message, Remove):
+                self._remove(message.id)
+            else:
+                self._waiting.append(message)
+        return changed
 
     def _admit(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)

@@ -11,6 +11,7 @@ Admission, budget and (later) preemption are decided here and nowhere else.
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from localrun.runner.engine.sequence import Sequence
 
@@ -23,8 +24,7 @@ class Budget:
     beside: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One step: who enters, who decodes one row, and which prompts advance by how many rows."""
 
     admit: tuple[Sequence, ...]
