@@ -102,7 +102,11 @@ class Daemon:
         self.is_draining = False
 
     async def _launch(self, spec: LoadSpec) -> RunnerClient:
-        return await RunnerClient.launch(spec, stall_timeout_s=self.settings.load_timeout_s)
+        # The model that is being loaded has an entry too.
+        is_alone = len(self.residency.resident()) <= 1
+        return await RunnerClient.launch(
+            spec, stall_timeout_s=self.settings.load_timeout_s, is_alone=is_alone
+        )
 
     @asynccontextmanager
     async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:

@@ -52,15 +52,17 @@ class RunnerClient:
         self._watching = asyncio.create_task(self._watch())
 
     @classmethod
-    async def launch(cls, spec: LoadSpec, *, stall_timeout_s: float) -> "RunnerClient":
-        """Starts a runner and loads `spec`.
+    async def launch(
+        cls, spec: LoadSpec, *, stall_timeout_s: float, is_alone: bool = True
+    ) -> "RunnerClient":
+        """Starts a runner and loads `spec`; `is_alone` when no other runner is there.
 
         `stall_timeout_s` is how long the load, and later every step, may go without a sign of
         life, not how long the whole may take.
         Raises LoadFailed. A cancelled launch ends the process.
         """
         try:
-            process = await RunnerProcess.spawn()
+            process = await RunnerProcess.spawn(is_alone=is_alone)
         except OSError as error:
             raise LoadFailed(f"no process could be started: {error.strerror}") from None
         try:
