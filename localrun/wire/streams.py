@@ -2,7 +2,7 @@
 
 Bytes in, bytes out: no sockets, no clock, no JSON. The daemon uses the encoders, the CLI and the
 tests the decoders, which may be fed any split of the byte stream.
-Source: https://github.com/ndjson/ndjson-spec; WHATWG HTML, "Server-sent events".
+Source: the NDJSON specification; WHATWG HTML, "Server-sent events".
 """
 
 # Every reply that is one JSON document, in every dialect.
