@@ -53,6 +53,14 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"waited {LIMIT_S:g} s in vain for {what}")
 
 
+def is_gone(process: psutil.Process) -> bool:
+    """True once the process has ended, reaped or not."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Client:
     """Requests to the daemon on a port of loopback."""
 
@@ -168,7 +176,7 @@ class Daemon(Client):
             children = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
-        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in children if not is_gone(child)]
 
 
 def chat_body(model: str, text: str, *, stream: bool = True, **options: Any) -> dict[str, Any]:

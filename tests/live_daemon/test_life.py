@@ -11,16 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from live import Daemon, chat_body, wait_until
+from live import Daemon, chat_body, is_gone, wait_until
 
 IS_FULL = os.environ.get("LOCALRUN_TEST_FULL") == "1"
 
 Start = Callable[..., Daemon]
 Fake = Callable[..., Path]
-
-
-def is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 # ---- the daemon dies
