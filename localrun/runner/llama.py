@@ -71,12 +71,6 @@ class LlamaVocab:
         self.eos_text = self._text_of(self._eos)
         template = lib.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
-        self._ends = frozenset(
-            token
-            for token in range(self.n_tokens)
-            if lib.llama_vocab_get_attr(self._vocab, token) & lib.LLAMA_TOKEN_ATTR_CONTROL
-            and lib.llama_vocab_is_eog(self._vocab, token)
-        ) | {token for token in (self._eos, lib.llama_vocab_eot(self._vocab)) if token >= 0}
         # Filled as tokens come up; one dictionary entry is written at most twice.
         self._bytes: dict[int, bytes] = {}
 
@@ -122,7 +116,7 @@ class LlamaVocab:
 
     def is_end(self, token: int) -> bool:
         """True for every end-of-generation token."""
-        return token in self._ends
+        return bool(lib.llama_vocab_is_eog(self._vocab, token))
 
 
 class LlamaSampler:

@@ -20,7 +20,7 @@ from localrun.runner.engine.sequence import Sequence
 from localrun.runner.model import Model
 
 # Prefill rows beside running streams. At the measured 500-3000 rows/s of small models this keeps
-# a step below a quarter of a second; the learned budget of the scheduler replaces it.
+# a step below a quarter of a second.
 PREFILL_ROWS_BESIDE = 128
 
 

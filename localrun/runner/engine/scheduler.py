@@ -5,7 +5,7 @@ finished sequence leaves and a waiting one enters between two forwards. Prompts 
 chunks beside the decodes, as in Sarathi-Serve (OSDI 2024), so that a long prompt never stops the
 streams next to it.
 
-Admission, budget and (later) preemption are decided here and nowhere else.
+Admission and budget are decided here and nowhere else.
 """
 
 from collections.abc import Iterable
