@@ -9,7 +9,13 @@ Ollama's API, and seconds (`_s`) everywhere else.
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
+
+# Who holds which cells: one pool for all sequences, or a whole window for each slot.
+KvLayout = Literal["unified", "split"]
+
+# How waiting sequences enter: at every step; a full batch that runs to its end; or a batch that
+# also starts when its oldest member has waited long enough.
+Admission = Literal["continuous", "static", "dynamic"]
 
 # How a stream ends. `load` and `unload` answer a request that had no prompt (Ollama's API).
 DoneReason = Literal["stop", "length", "load", "unload"]
@@ -40,7 +46,8 @@ class SamplingParams(Struct, frozen=True):
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 switch a
     filter off. `repeat_last_n` tokens are looked back at: 0 none, -1 the whole window. `seed` -1
     draws one. `num_predict` bounds the completion: -1 and -2 mean until the window is full.
-    Defaults are Ollama's.
+    `deterministic` gives up shared prefixes and shared forwards, so that nothing else on the
+    machine changes a bit of the logits. Defaults are Ollama's.
     """
 
     temperature: float = 0.8
@@ -55,6 +62,7 @@ class SamplingParams(Struct, frozen=True):
     seed: int = -1
     num_predict: int = -1
     stop: tuple[str, ...] = ()
+    deterministic: bool = False
 
     @property
     def is_greedy(self) -> bool:
@@ -87,6 +95,7 @@ class LoadOptions(Struct, frozen=True):
     main_gpu: int | None = None
     use_mmap: bool | None = None
     num_thread: int | None = None
+    admission: Admission | None = None
 
 
 # Rows of one forward: llama.cpp's own default for a ubatch. More only grows the compute buffer.
@@ -96,11 +105,29 @@ DEFAULT_N_BATCH = 512
 FAKE_ARCHITECTURE = "localrun-fake"
 
 
+class Verdict(Struct, frozen=True):
+    """What a self-test found fastest for one model on one machine.
+
+    `merges_rows`: decodes and prompt rows share a forward instead of having one each.
+    """
+
+    layout: KvLayout
+    flash_attention: bool
+    merges_rows: bool = False
+
+
 class LoadSpec(Struct, frozen=True):
     """Everything that decides what a runner holds: weights, adapters and load options.
 
     Names that share these share a runner; template, system text and sampling travel with the
-    call instead. `engine` is `fake` for the scripted model of the tests.
+    call instead. `engine` is `fake` for the scripted model of the tests. `asked` are the options
+    that a request or a Modelfile fixed; the other fields hold what came of them.
+
+    `kv_pool` tokens of all sequences together, None measures; `kv_layout` None and
+    `flash_attention` None follow `verdict`, the result of an earlier self-test, if there is one.
+    `host_tier_bytes` of RAM hold the KV of sequences that had to leave the pool, None a share of
+    what is free. `tpot_target_ms` bounds a step that has prompts beside running streams, None
+    follows the model's own pace.
     """
 
     weights_path: str
@@ -116,6 +143,13 @@ class LoadSpec(Struct, frozen=True):
     use_mmap: bool | None = None
     kv_cache_type: str = "f16"
     flash_attention: bool | None = None
+    kv_pool: int | None = None
+    kv_layout: KvLayout | None = None
+    host_tier_bytes: int | None = None
+    tpot_target_ms: float | None = None
+    admission: Admission = "continuous"
+    verdict: Verdict | None = None
+    asked: LoadOptions = LoadOptions()
 
     @property
     def key(self) -> str:
@@ -125,9 +159,20 @@ class LoadSpec(Struct, frozen=True):
     def covers(self, wanted: "LoadSpec") -> bool:
         """True when a runner loaded with this spec can serve `wanted` without loading again.
 
-        A smaller window is a cap on the sequence, not another load; all else has to be equal.
+        Only options that `wanted` really asks for count. The window is none of them: a smaller
+        one is a cap on the sequence, for a larger one the runner makes a new context around the
+        weights that it has.
         """
-        return self.n_ctx >= wanted.n_ctx and replace(self, n_ctx=wanted.n_ctx) == wanted
+        asked = wanted.asked
+        return (
+            self.key == wanted.key
+            and asked.num_batch in (None, self.n_batch)
+            and asked.num_gpu in (None, self.n_gpu_layers)
+            and asked.main_gpu in (None, self.main_gpu)
+            and asked.use_mmap in (None, self.use_mmap)
+            and asked.admission in (None, self.admission)
+            and (asked.num_thread in (None, 0) or wanted.n_threads == self.n_threads)
+        )
 
 
 class ChatPrompt(Struct, frozen=True, tag="chat"):
@@ -152,6 +197,8 @@ class Call(Struct, frozen=True):
     `prompt` None asks only to load the model, or to unload it when `keep_alive_s` is 0.
     `options` are checked but not yet merged with the model's own. `keep_alive_s` None leaves the
     loaded model's value. `system` replaces the model's system text, `template` its Go template.
+    `client` is whom requests are shared out fairly among, an API key or an address; prefixes are
+    shared within a `scope` only.
     """
 
     model: str
@@ -162,6 +209,8 @@ class Call(Struct, frozen=True):
     template: str | None = None
     capability: Literal["generate", "chat"] = "chat"
     return_context: bool = False
+    client: str = ""
+    scope: str = ""
 
 
 class Usage(Struct, frozen=True):
@@ -196,15 +245,32 @@ Event = TextDelta | Done
 class RunnerInfo(Struct, frozen=True):
     """What a loaded runner really holds.
 
-    `n_ctx` tokens per sequence, `n_slots` sequences at once; sizes are bytes as allocated,
-    `device_bytes` by device name.
+    `n_ctx` tokens per sequence, `n_slots` sequences at once, `n_cells` tokens of all sequences
+    together; sizes are bytes as allocated, `device_bytes` by device name.
     """
 
     n_ctx: int
     n_slots: int
+    n_cells: int = 0
+    layout: KvLayout = "split"
+    flash_attention: bool = False
     device_bytes: dict[str, int] = {}
     size_bytes: int = 0
     size_vram_bytes: int = 0
+
+
+class Histogram(Struct, frozen=True):
+    """Observations so far: `counts` one for each bucket of the metric and one above the last."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+
+class RunnerStats(Struct, frozen=True):
+    """Counters and gauges of one runner since its load, by the names in `localrun.metrics`."""
+
+    values: dict[str, float] = {}
+    histograms: dict[str, Histogram] = {}
 
 
 class Resident(Struct, frozen=True):
@@ -220,3 +286,4 @@ class Resident(Struct, frozen=True):
     n_busy: int = 0
     n_queued: int = 0
     info: RunnerInfo | None = None
+    stats: RunnerStats | None = None

@@ -9,15 +9,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from localrun.core import LoadOptions, SamplingParams
+from localrun.core import Admission, LoadOptions, SamplingParams
 from localrun.errors import BadRequest
 
 Scope = Literal["load", "request"]
-Kind = Literal["integer", "number", "boolean", "strings"]
+Kind = Literal["integer", "number", "boolean", "strings", "choice"]
 
 # Every step searches for all of them; OpenAI takes 4.
 _MAX_STOPS = 128
@@ -28,24 +28,26 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: `low` and `high` are inclusive and apply to numbers only."""
+    """One row: `low` and `high` are inclusive and apply to numbers, `choices` to a choice."""
 
     name: str
     scope: Scope
     kind: Kind
     low: float = -math.inf
     high: float = math.inf
+    choices: tuple[str, ...] = ()
 
 
 OPTIONS: dict[str, Option] = {
     row.name: row
     for row in (
-        Option("num_ctx", "load", "integer", 1, _INT32_MAX),
+        Option("num_ctx", "load", "integer", 0, _INT32_MAX),
         Option("num_batch", "load", "integer", 1, _INT32_MAX),
         Option("num_gpu", "load", "integer", -1, _INT32_MAX),
         Option("main_gpu", "load", "integer", 0, 255),
         Option("use_mmap", "load", "boolean"),
         Option("num_thread", "load", "integer", 0, 1024),
+        Option("admission", "load", "choice", choices=get_args(Admission)),
         Option("temperature", "request", "number", 0, math.inf),
         Option("top_k", "request", "integer", -1, _INT32_MAX),
         Option("top_p", "request", "number", 0, 1),
@@ -58,6 +60,7 @@ OPTIONS: dict[str, Option] = {
         Option("seed", "request", "integer", -(2**63), 2**64 - 1),
         Option("num_predict", "request", "integer", -2, _INT32_MAX),
         Option("stop", "request", "strings"),
+        Option("deterministic", "request", "boolean"),
     )
 }
 
@@ -81,6 +84,11 @@ def check_option(name: str, value: Any, *, path: str) -> Any:
                 if len(value) > _MAX_STOPS:
                     raise BadRequest(path, f"holds {len(value)} strings, more than {_MAX_STOPS}")
                 return tuple(item for item in value if item)
+        case "choice":
+            if value in option.choices:
+                return value
+            names = ", ".join(option.choices)
+            raise BadRequest(path, f'option "{name}" must be one of {names}')
         case "integer" | "number":
             number = _number(value)
             if number is not None:
@@ -93,6 +101,7 @@ _WORDS = {
     "number": "number",
     "boolean": "boolean",
     "strings": "array of strings",
+    "choice": "string",
 }
 
 

@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from localrun.core import Done, LoadSpec, Prompt, RunnerInfo, SamplingParams, TextDelta
+from localrun.core import (
+    Done,
+    LoadSpec,
+    Prompt,
+    RunnerInfo,
+    RunnerStats,
+    SamplingParams,
+    TextDelta,
+    Verdict,
+)
 
 # ---- read by the runner
 
@@ -21,7 +30,11 @@ class Load(Struct, frozen=True, tag="load"):
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """A request. `n_ctx` caps its window; `template` is a Go template, None the model's own."""
+    """A request. `template` is a Go template, None the model's own.
+
+    `n_ctx` caps its window; a larger one than the context has makes the runner build a larger
+    context. `client` and `scope` are those of `core.Call`.
+    """
 
     id: int
     prompt: Prompt
@@ -29,6 +42,8 @@ class Submit(Struct, frozen=True, tag="submit"):
     n_ctx: int
     template: str | None = None
     return_context: bool = False
+    client: str = ""
+    scope: str = ""
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -58,6 +73,18 @@ class LoadRefused(Struct, frozen=True, tag="load_refused"):
     """The model cannot be loaded; the runner ends after this."""
 
     problem: str
+
+
+class Resized(Struct, frozen=True, tag="resized"):
+    """The context was built anew around the weights: what it holds now."""
+
+    info: RunnerInfo
+
+
+class Tested(Struct, frozen=True, tag="tested"):
+    """A self-test has ended; the daemon keeps the verdict for the next load of these weights."""
+
+    verdict: Verdict
 
 
 class Rendering(Struct, frozen=True, tag="rendering"):
@@ -93,14 +120,29 @@ class Failed(Struct, frozen=True, tag="failed"):
     fields: dict[str, Any]
 
 
-ToDaemon = Progress | Loaded | LoadRefused | Rendering | Waiting | Admitted | Progressed | Failed
+ToDaemon = (
+    Progress
+    | Loaded
+    | LoadRefused
+    | Resized
+    | Tested
+    | Rendering
+    | Waiting
+    | Admitted
+    | Progressed
+    | Failed
+)
 
 
 class Outbox(Struct, frozen=True):
-    """One frame from a runner, in which `n_running` sequences hold a slot."""
+    """One frame from a runner, in which `n_running` sequences hold a slot.
+
+    `stats` come along now and then, and with the frame after which nothing runs.
+    """
 
     items: tuple[ToDaemon, ...]
     n_running: int = 0
+    stats: RunnerStats | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

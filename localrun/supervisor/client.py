@@ -19,7 +19,9 @@ from localrun.ipc.messages import (
     Progress,
     Progressed,
     Rendering,
+    Resized,
     Submit,
+    Tested,
     ToDaemon,
     Waiting,
 )
@@ -137,6 +139,11 @@ class RunnerClient:
             # First, since this is every token.
             if stream := self._streams.get(item.id):
                 self._progress(item.event, stream)
+            return
+        if isinstance(item, Resized):
+            self.info = item.info
+            return
+        if isinstance(item, Tested):
             return
         if isinstance(item, Progress | Loaded | LoadRefused):
             _log.error("runner %d sent %s after loading", self.pid, type(item).__name__)

@@ -1,0 +1,94 @@
+"""What a runner counts, and how Prometheus wants to read it. Pure.
+
+One table for both sides: the runner counts under these names, the daemon adds `localrun_`, the
+model and the words. Source of the format: Prometheus' text exposition format 0.0.4; names and
+histograms follow vLLM's where they mean the same.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from localrun.core import Histogram, RunnerStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Seconds from one cache hit to a long prompt on a busy CPU, about a factor of two apart.
+_TIMES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row: `buckets` are upper bounds and make a histogram."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    buckets: tuple[float, ...] = ()
+
+
+METRICS: dict[str, Metric] = {
+    row.name: row
+    for row in (
+        Metric("waiting", "gauge", "sequences without a slot"),
+        Metric("running", "gauge", "sequences with a slot"),
+        Metric("preempted", "gauge", "sequences that gave up their cells and will resume"),
+        Metric("kv_cells", "gauge", "cells of the KV cache"),
+        Metric("kv_cells_used", "gauge", "cells that hold a token, shared ones once"),
+        Metric("kv_cells_retained", "gauge", "cells kept only for requests with the same prefix"),
+        Metric("kv_cells_free", "gauge", "cells without a token"),
+        Metric("kv_cells_used_max", "gauge", "most cells ever used at once"),
+        Metric("host_tier_bytes", "gauge", "bytes of KV that wait in RAM outside the pool"),
+        Metric("steps_total", "counter", "scheduling decisions with at least one forward"),
+        Metric("step_host_seconds_total", "counter", "time of steps outside of forwards"),
+        Metric("prompt_tokens_total", "counter", "tokens of admitted prompts"),
+        Metric("prefix_hit_tokens_total", "counter", "prompt tokens that were in the KV cache"),
+        Metric("prefill_tokens_total", "counter", "rows evaluated to fill the KV cache"),
+        Metric("decode_tokens_total", "counter", "rows evaluated to get the next token"),
+        Metric("recomputed_tokens_total", "counter", "rows evaluated again after a preemption"),
+        Metric("preemptions_swap_total", "counter", "preemptions that kept the KV in RAM"),
+        Metric("preemptions_recompute_total", "counter", "preemptions that dropped the KV"),
+        Metric("donors_dropped_total", "counter", "retained sequences dropped for their cells"),
+        Metric("context_rebuilds_total", "counter", "contexts built anew around the weights"),
+        Metric("forward_errors_total", "counter", "forwards that did not return 0"),
+        Metric("ledger_drift_total", "counter", "steps in which ledger and KV cache disagreed"),
+        Metric("requests_finished_total", "counter", "sequences that ended with an answer"),
+        Metric("requests_cancelled_total", "counter", "sequences whose reader had left"),
+        Metric("requests_failed_total", "counter", "sequences that ended with an error"),
+        Metric("prefill_seconds", "histogram", "time of a forward with prompt rows", _TIMES_S),
+        Metric("decode_seconds", "histogram", "time of a forward with decodes only", _TIMES_S),
+        Metric("queue_seconds", "histogram", "from arrival in the engine to a slot", _TIMES_S),
+        Metric("ttft_seconds", "histogram", "from arrival in the engine to a token", _TIMES_S),
+        Metric("tpot_seconds", "histogram", "mean time per token after the first", _TIMES_S),
+        Metric("itl_seconds", "histogram", "time between two tokens of a sequence", _TIMES_S),
+    )
+}
+
+
+def exposition(by_model: Mapping[str, RunnerStats]) -> str:
+    """The text that Prometheus scrapes, for every model in memory."""
+    lines: list[str] = []
+    for metric in METRICS.values():
+        name = f"localrun_{metric.name}"
+        lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
+        for model, stats in by_model.items():
+            label = f'model="{_escaped(model)}"'
+            if metric.kind == "histogram":
+                lines += _histogram(name, label, metric, stats.histograms.get(metric.name))
+            else:
+                lines.append(f"{name}{{{label}}} {stats.values.get(metric.name, 0):.15g}")
+    return "\n".join(lines) + "\n"
+
+
+def _histogram(name: str, label: str, metric: Metric, seen: Histogram | None) -> Iterable[str]:
+    counts = seen.counts if seen else (0,) * (len(metric.buckets) + 1)
+    total = 0
+    for bound, count in zip((*map(str, metric.buckets), "+Inf"), counts, strict=True):
+        total += count
+        yield f'{name}_bucket{{{label},le="{bound}"}} {total}'
+    yield f"{name}_sum{{{label}}} {seen.sum if seen else 0:.15g}"
+    yield f"{name}_count{{{label}}} {total}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
