@@ -119,6 +119,7 @@ def _serve(spec: LoadSpec, channel: Channel, inboxes: Inboxes) -> None:
     """The engine thread: loads, starts the other two, then steps for ever."""
     try:
         model = _load(spec, channel)
+        engine = Engine(model, spec, inboxes.text.put)
     except Refused as error:
         channel.send(Outbox((LoadRefused(str(error)),)))
         os._exit(EXIT_REFUSED)
@@ -127,7 +128,6 @@ def _serve(spec: LoadSpec, channel: Channel, inboxes: Inboxes) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    engine = Engine(model, inboxes.text.put)
     text = TextThread(model.vocab, inboxes.text, engine.inbox, channel.send)
     prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put)
     channel.send(Outbox((Loaded(model.info),)))

@@ -8,7 +8,9 @@ the script is token 256 + i, and END ends a generation.
 
 import os
 import time
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gguf
@@ -16,13 +18,16 @@ import msgspec
 from msgspec import Struct
 
 from localrun.core import LoadSpec, RunnerInfo, SamplingParams
-from localrun.runner.model import LoadRefused, OnProgress
+from localrun.runner.engine.layout import ModelFacts, Shape
+from localrun.runner.model import LoadRefused, OnProgress, State
 
 SCRIPT_KEY = "localrun.script"
 
 _FIRST_PIECE = 256
 _END = 1_000_000
 _BOS = 1_000_001
+# A byte that is said rather than read: where the answer began can be seen from the tokens alone.
+_ECHO = 2_000_000
 
 
 class Script(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +36,8 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     `pieces` are said one a step, then the answer ends, or starts over when `endless`; `echo`
     says the prompt's bytes instead. `load_s` passes in ten reports of progress, or none when
     `load_silent`. `step_s` and `row_s` are seconds per forward and per row of it. The process
-    aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`.
+    aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`. A context has
+    `n_cells_lost` fewer cells than was asked for.
     """
 
     pieces: tuple[bytes, ...] = ()
@@ -48,6 +54,8 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     chat_template: str | None = None
     adds_bos: bool = False
     n_batch: int = 512
+    shares_prefixes: bool = True
+    n_cells_lost: int = 0
 
 
 class FakeVocab:
@@ -60,7 +68,7 @@ class FakeVocab:
         self._script = script
         self.chat_template = script.chat_template
 
-    n_tokens = _BOS + 1
+    n_tokens = _ECHO + 256
 
     def tokenize(self, text: str, *, is_start: bool = True) -> list[int]:
         """One token per UTF-8 byte, one for a leading BOS marker."""
@@ -77,6 +85,8 @@ class FakeVocab:
             return b""
         if token < _FIRST_PIECE:
             return bytes((token,))
+        if token >= _ECHO:
+            return bytes((token - _ECHO,))
         return self._script.pieces[token - _FIRST_PIECE]
 
     def is_end(self, token: int) -> bool:
@@ -98,6 +108,12 @@ class FakeSampler:
         """Nothing to free."""
 
 
+@dataclass(slots=True, eq=False)
+class _Cell:
+    token: int
+    n_owners: int = 1
+
+
 class FakeModel:
     """Plays the script and checks what the engine must never do."""
 
@@ -113,47 +129,60 @@ class FakeModel:
             raise LoadRefused(script.refuse)
         self.vocab = FakeVocab(script)
         self.n_batch = script.n_batch
-        n_weights_bytes = os.path.getsize(spec.weights_path)
-        self.info = RunnerInfo(
-            n_ctx=spec.n_ctx,
-            n_slots=spec.n_parallel,
-            device_bytes={"CPU": n_weights_bytes},
-            size_bytes=n_weights_bytes,
-        )
-        self._cells: dict[int, list[int]] = {}  # slot → tokens in its cells
-        self._n_prompt: dict[int, int] = {}  # slot → tokens that stood there before the answer
-        self._outputs: list[int] = []  # slots of the last forward's output rows
+        self.facts = ModelFacts(1, script.shares_prefixes, pad=1)
+        self.host_tier_bytes = _or(spec.host_tier_bytes, 1 << 20)
+        self._n_weights_bytes = os.path.getsize(spec.weights_path)
+        self._outputs: list[int] = []  # ids of the last forward's output rows
         self._n_forwards = 0
+
+    def free_bytes(self) -> int:
+        """Enough for whatever a test asks."""
+        return 1 << 40
+
+    def open(self, shape: Shape) -> None:
+        """Empties everything; see `Model.open`."""
+        self._shape = shape
+        self._cells: dict[int, list[_Cell]] = {kv_id: [] for kv_id in range(shape.n_ids)}
+        self.n_free = shape.n_cells - self._script.n_cells_lost
+        self.info = RunnerInfo(
+            n_ctx=shape.n_ctx,
+            n_slots=shape.n_slots,
+            n_cells=shape.n_cells,
+            layout=shape.layout,
+            device_bytes={"CPU": self._n_weights_bytes},
+            size_bytes=self._n_weights_bytes,
+        )
 
     def forward(
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        slots: Sequence[int],
+        kv_ids: Sequence[int],
         outputs: Sequence[bool],
     ) -> int:
-        """Writes the rows into their slots; see `Model.forward`."""
+        """Writes the rows into their cells; see `Model.forward`."""
         if not 0 < len(tokens) <= self.n_batch:
             raise ValueError(f"{len(tokens)} rows do not fit a batch of {self.n_batch}")
         self._n_forwards += 1
         time.sleep(self._script.step_s + self._script.row_s * len(tokens))
-        for token, position, slot in zip(tokens, positions, slots, strict=True):
-            cells = self._cells.setdefault(slot, [])
-            if position != len(cells) or not 0 <= slot < self.info.n_slots:
-                raise ValueError(f"row at position {position} of slot {slot} leaves a gap")
-            if position >= self.info.n_ctx:
-                return 1
-            cells.append(token)
-        self._outputs = [slot for slot, wanted in zip(slots, outputs, strict=True) if wanted]
-        for slot in self._outputs:
-            self._n_prompt.setdefault(slot, len(self._cells[slot]))
+        if len(tokens) > self.n_free:
+            return 1
+        for token, position, kv_id in zip(tokens, positions, kv_ids, strict=True):
+            cells = self._cells[kv_id]
+            if position != len(cells):
+                raise ValueError(f"row at position {position} of id {kv_id} leaves a gap")
+            if self._shape.layout == "split" and position >= self._shape.n_ctx:
+                raise ValueError(f"row at position {position} is outside of the window")
+            cells.append(_Cell(token))
+        self.n_free -= len(tokens)
+        self._outputs = [kv_id for kv_id, wanted in zip(kv_ids, outputs, strict=True) if wanted]
         self._crash_if_due()
         return 0
 
     def _crash_if_due(self) -> None:
         script = self._script
         poisoned = script.crash_on and any(
-            script.crash_on in bytes(token for token in cells if token < _FIRST_PIECE)
+            script.crash_on in bytes(cell.token for cell in cells if cell.token < _FIRST_PIECE)
             for cells in self._cells.values()
         )
         if poisoned or self._n_forwards == script.crash_at_forward:
@@ -165,25 +194,69 @@ class FakeModel:
 
     def next_token(self, row: int) -> int:
         """The scripted token of one output row."""
-        slot = self._outputs[row]
-        n_prompt = self._n_prompt[slot]
-        cells = self._cells[slot]
-        pieces: Sequence[int] = range(_FIRST_PIECE, _FIRST_PIECE + len(self._script.pieces))
+        tokens = [cell.token for cell in self._cells[self._outputs[row]]]
+        index = 0
+        while index < len(tokens) and _is_said(tokens[-1 - index]):
+            index += 1
+        said: Sequence[int] = range(_FIRST_PIECE, _FIRST_PIECE + len(self._script.pieces))
         if self._script.echo:
-            pieces = [token for token in cells[:n_prompt] if token != _BOS]
-        index = len(cells) - n_prompt
-        if self._script.endless and pieces:
-            return pieces[index % len(pieces)]
-        return pieces[index] if index < len(pieces) else _END
+            said = [_ECHO + token for token in tokens[: len(tokens) - index] if token < 256]
+        if self._script.endless and said:
+            return said[index % len(said)]
+        return said[index] if index < len(said) else _END
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> FakeSampler:
         """A sampler without choices."""
         return FakeSampler(self)
 
-    def free(self, slot: int) -> None:
-        """Empties the slot."""
-        self._cells.pop(slot, None)
-        self._n_prompt.pop(slot, None)
+    def n_positions(self, kv_id: int) -> int:
+        """See `Model.n_positions`."""
+        return len(self._cells[kv_id])
+
+    def trim(self, kv_id: int, n: int) -> bool:
+        """See `Model.trim`."""
+        cells = self._cells[kv_id]
+        if 0 < n < len(cells) and not self.facts.shares_prefixes:
+            return False
+        for cell in cells[n:]:
+            cell.n_owners -= 1
+            self.n_free += cell.n_owners == 0
+        del cells[n:]
+        return True
+
+    def copy(self, source: int, target: int, n: int) -> None:
+        """See `Model.copy`."""
+        shared = self._cells[source][:n]
+        if self._shape.layout == "split" or self._cells[target] or len(shared) != n:
+            raise ValueError(f"id {target} cannot share {n} cells of id {source}")
+        for cell in shared:
+            cell.n_owners += 1
+        self._cells[target] = list(shared)
+
+    def state_bytes(self, kv_id: int) -> int:
+        """See `Model.state_bytes`."""
+        return 8 * len(self._cells[kv_id])
+
+    def save(self, kv_id: int) -> State:
+        """See `Model.save`."""
+        return array("q", (cell.token for cell in self._cells[kv_id])).tobytes()
+
+    def restore(self, kv_id: int, state: State) -> bool:
+        """See `Model.restore`."""
+        cells = [_Cell(token) for token in array("q", bytes(state))]
+        if len(cells) > self.n_free:
+            return False
+        self.n_free -= len(cells)
+        self._cells[kv_id] = cells
+        return True
+
+
+def _is_said(token: int) -> bool:
+    return token >= _FIRST_PIECE and token != _BOS
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def _read_script(path: str) -> Script:

@@ -18,14 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.core import LoadSpec, RunnerInfo, SamplingParams
-from localrun.runner.engine.kv import n_slots_that_fit
+from localrun.runner.engine.layout import ModelFacts, Shape
 from localrun.runner.measure import free_ram_bytes
-from localrun.runner.model import LoadRefused, OnProgress
+from localrun.runner.model import LoadRefused, OnProgress, State
 
-# Share of the free memory that the KV cache may take; the rest is for other models.
-_KV_SHARE = 0.25
+# Share of the free memory for KV outside the context, and the most that is taken unasked.
+_HOST_SHARE, _HOST_LIMIT_BYTES = 0.1, 4 << 30
 
 _GGML_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
+# Bytes of one value; quantized ones carry a scale for every 32.
+_TYPE_BYTES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _FLASH_ATTENTION_OFF, _FLASH_ATTENTION_ON, _FLASH_ATTENTION_AUTO = 0, 1, -1
 _LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
 _LOG_WARN = 3
@@ -33,6 +35,7 @@ _LOG_CONTINUED = 5
 
 # `load_tensors:   CPU_Mapped model buffer size =    93.27 MiB`
 _BUFFER_LINE = re.compile(r"(\S+)\s+(?:\w+ )?buffer size\s*=\s*([\d.]+) MiB")
+_FLASH_LINE = re.compile(r"Flash Attention (enabled|not supported)")
 _MIB = 1024 * 1024
 
 
@@ -41,6 +44,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.buffer_bytes: dict[str, int] = {}
+        self.is_flash = True  # what llama.cpp decided when it was asked to
         self._level = 0
         self._callback = lib.llama_log_callback(self._receive)
         lib.llama_log_set(self._callback, ctypes.c_void_p(0))
@@ -52,6 +56,8 @@ class _Log:
         for device, mib in _BUFFER_LINE.findall(line):
             size_bytes = int(float(mib) * _MIB)
             self.buffer_bytes[device] = self.buffer_bytes.get(device, 0) + size_bytes
+        if found := _FLASH_LINE.search(line):
+            self.is_flash = found[1] == "enabled"
         if self._level >= _LOG_WARN:
             sys.stderr.write(line)
             sys.stderr.flush()
@@ -223,29 +229,23 @@ def _pointer(array: NDArray[Any], ctype: Any) -> Any:
 
 
 class LlamaModel:
-    """Weights and one context in the `split` layout: a stream and a whole window for each slot."""
+    """Weights, and one context at a time around them; see `Model`."""
 
     def __init__(self, spec: LoadSpec, on_progress: OnProgress) -> None:
         if spec.adapter_paths:
             raise LoadRefused("adapters (LoRA) cannot be applied yet")
+        self._spec = spec
         self._log = _Log()
+        self._ctx: Any = None
         lib.llama_backend_init()
         self._weights = self._load_weights(spec, on_progress)
+        self._weights_bytes = dict(self._log.buffer_bytes)
         self.vocab = LlamaVocab(self._weights)
-        self._ctx, n_slots, self.n_batch = self._make_context(spec)
-        self._memory = lib.llama_get_memory(self._ctx)
-        self._batch = _Batch(self.n_batch)
-        self._n_slots = n_slots
-        self._n_outputs = 0
-        self._logits_address = 0
-        self._logits_view: NDArray[np.float32] = np.empty((0, 0), np.float32)
-        sizes = self._log.buffer_bytes
-        self.info = RunnerInfo(
-            n_ctx=min(int(lib.llama_n_ctx_seq(self._ctx)), max(spec.n_ctx, 1)),
-            n_slots=n_slots,
-            device_bytes=dict(sizes),
-            size_bytes=sum(sizes.values()),
-            size_vram_bytes=sum(n for device, n in sizes.items() if not _is_host(device)),
+        self.facts = self._read_facts()
+        self.host_tier_bytes = (
+            min(int(free_ram_bytes() * _HOST_SHARE), _HOST_LIMIT_BYTES)
+            if spec.host_tier_bytes is None
+            else spec.host_tier_bytes
         )
 
     def _load_weights(self, spec: LoadSpec, on_progress: OnProgress) -> Any:
@@ -270,70 +270,138 @@ class LlamaModel:
             raise LoadRefused("models with an encoder cannot generate text here yet")
         return weights
 
-    def _make_context(self, spec: LoadSpec) -> tuple[Any, int, int]:
-        n_ctx = spec.n_ctx
-        cell_bytes = self._cell_bytes()
-        budget_bytes = int(free_ram_bytes() * _KV_SHARE)
-        n_slots = n_slots_that_fit(spec.n_parallel, n_ctx, cell_bytes, budget_bytes)
-        params = lib.llama_context_default_params()
-        params.n_ctx = n_ctx * n_slots
-        params.n_seq_max = n_slots
-        params.n_batch = params.n_ubatch = max(min(spec.n_batch, n_ctx), n_slots)
-        # The default reserves logits for every row of a batch: 505 MiB instead of 132.
-        params.n_outputs_max = n_slots
-        params.n_threads = params.n_threads_batch = spec.n_threads
-        # The C default keeps whole windows of sliding-window layers: 576 MiB instead of 111.
-        params.swa_full = False
-        params.kv_unified = False
-        params.type_k = params.type_v = _GGML_TYPES[spec.kv_cache_type]
-        params.flash_attn_type = self._flash_attention(spec)
-        ctx = lib.llama_init_from_model(self._weights, params)
-        if not ctx:
-            raise LoadRefused(
-                f"no memory for {n_slots} windows of {n_ctx} tokens; lower num_ctx or NUM_PARALLEL"
-            )
-        lib.llama_set_n_threads(ctx, spec.n_threads, spec.n_threads)
-        return ctx, n_slots, int(params.n_ubatch)
+    def _read_facts(self) -> ModelFacts:
+        weights = self._weights
+        is_exact = lib.llama_model_is_recurrent(weights) or lib.llama_model_is_hybrid(weights)
+        original = 0
+        if self._meta("rope.scaling.type") in (None, "longrope"):
+            original = int(self._meta("rope.scaling.original_context_length") or 0)
+        return ModelFacts(
+            cell_bytes=self._cell_bytes(),
+            shares_prefixes=not is_exact and int(lib.llama_model_n_swa(weights)) == 0,
+            n_ctx_original=original,
+        )
 
-    def _flash_attention(self, spec: LoadSpec) -> int:
-        if spec.flash_attention is not None:
-            return _FLASH_ATTENTION_ON if spec.flash_attention else _FLASH_ATTENTION_OFF
-        # A quantised V needs it. Otherwise llama.cpp knows where it has it; on a recent x86 CPU it
-        # makes a step 10 to 25 % faster (8 and 16 sequences of 100 to 1000 tokens).
-        return _FLASH_ATTENTION_AUTO if spec.kv_cache_type == "f16" else _FLASH_ATTENTION_ON
+    def _meta(self, key: str) -> str | None:
+        """A value of the file's header below its architecture's name."""
+        buffer = ctypes.create_string_buffer(128)
+        size = len(buffer)
+        if lib.llama_model_meta_val_str(self._weights, b"general.architecture", buffer, size) < 0:
+            return None
+        name = f"{buffer.value.decode('utf-8', 'replace')}.{key}".encode()
+        if lib.llama_model_meta_val_str(self._weights, name, buffer, size) < 0:
+            return None
+        return buffer.value.decode("utf-8", "replace")
 
     def _cell_bytes(self) -> int:
-        """Upper bound of the bytes of one cell: all layers keep K and V of every KV head in F16."""
+        """Upper bound of the bytes of one cell: all layers keep K and V of every KV head."""
         n_embd = int(lib.llama_model_n_embd(self._weights))
         n_head = max(1, int(lib.llama_model_n_head(self._weights)))
         n_head_kv = int(lib.llama_model_n_head_kv(self._weights))
         n_layer = int(lib.llama_model_n_layer(self._weights))
-        return 2 * 2 * n_layer * n_head_kv * max(1, n_embd // n_head)
+        n_values = 2 * n_layer * n_head_kv * max(1, n_embd // n_head)
+        return max(1, int(n_values * _TYPE_BYTES[self._spec.kv_cache_type]))
+
+    def free_bytes(self) -> int:
+        """Memory that a context could have; see `Model.free_bytes`."""
+        mine = sum(self._log.buffer_bytes.values()) if self._ctx else 0
+        return free_ram_bytes() + mine
+
+    def open(self, shape: Shape) -> None:
+        """Makes a context; see `Model.open`."""
+        if self._ctx:
+            lib.llama_free(self._ctx)  # first, since both may not fit
+            self._ctx = None
+        self._log.buffer_bytes = {}
+        params = self._context_params(shape)
+        ctx = lib.llama_init_from_model(self._weights, params)
+        if not ctx:
+            raise LoadRefused(
+                f"no memory for a context of {shape.n_cells} tokens; lower num_ctx or NUM_PARALLEL"
+            )
+        lib.llama_set_n_threads(ctx, self._spec.n_threads, self._spec.n_threads)
+        self._ctx = ctx
+        self._shape = shape
+        self._memory = lib.llama_get_memory(ctx)
+        self.n_batch = int(params.n_ubatch)
+        self._batch = _Batch(self.n_batch)
+        self._n_outputs = 0
+        self._logits_address = 0
+        self._logits_view: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        self.info = self._read_info(int(params.flash_attn_type))
+
+    def _context_params(self, shape: Shape) -> Any:
+        spec = self._spec
+        params = lib.llama_context_default_params()
+        params.n_ctx = shape.n_cells
+        params.n_seq_max = shape.n_ids
+        params.n_batch = params.n_ubatch = max(min(spec.n_batch, shape.n_ctx), shape.n_ids)
+        # The default reserves logits for every row of a batch: 505 MiB instead of 132.
+        params.n_outputs_max = shape.n_ids
+        params.n_threads = params.n_threads_batch = spec.n_threads
+        # The C default keeps whole windows of sliding-window layers: 576 MiB instead of 111.
+        params.swa_full = False
+        params.kv_unified = shape.layout == "unified"
+        params.type_k = params.type_v = _GGML_TYPES[spec.kv_cache_type]
+        params.flash_attn_type = self._flash_attention(shape)
+        return params
+
+    def _read_info(self, flash_attention: int) -> RunnerInfo:
+        sizes = dict(self._weights_bytes)
+        for device, n_bytes in self._log.buffer_bytes.items():
+            sizes[device] = sizes.get(device, 0) + n_bytes
+        is_flash = self._log.is_flash
+        if flash_attention != _FLASH_ATTENTION_AUTO:
+            is_flash = flash_attention == _FLASH_ATTENTION_ON
+        return RunnerInfo(
+            n_ctx=self._shape.n_ctx,
+            n_slots=self._shape.n_slots,
+            n_cells=self._shape.n_cells,
+            layout=self._shape.layout,
+            flash_attention=is_flash,
+            device_bytes=sizes,
+            size_bytes=sum(sizes.values()),
+            size_vram_bytes=sum(n for device, n in sizes.items() if not _is_host(device)),
+        )
+
+    def _flash_attention(self, shape: Shape) -> int:
+        # A quantised V needs it. Otherwise llama.cpp knows where it has it, and a self-test which
+        # of the two is faster.
+        if self._spec.kv_cache_type != "f16":
+            return _FLASH_ATTENTION_ON
+        if shape.flash_attention is None:
+            return _FLASH_ATTENTION_AUTO
+        return _FLASH_ATTENTION_ON if shape.flash_attention else _FLASH_ATTENTION_OFF
 
     def forward(
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        slots: Sequence[int],
+        kv_ids: Sequence[int],
         outputs: Sequence[bool],
     ) -> int:
         """Evaluates rows; see `Model.forward`."""
         if not 0 < len(tokens) <= self.n_batch:
             raise ValueError(f"{len(tokens)} rows do not fit a batch of {self.n_batch}")
-        if min(slots) < 0 or max(slots) >= self._n_slots:
-            raise ValueError(f"slots {slots} are not all below {self._n_slots}")
+        if min(kv_ids) < 0 or max(kv_ids) >= self._shape.n_ids:
+            raise ValueError(f"ids {kv_ids} are not all below {self._shape.n_ids}")
         n_outputs = sum(outputs)
-        if n_outputs > self._n_slots:
-            raise ValueError(f"{n_outputs} output rows exceed the {self._n_slots} reserved")
-        self._batch.fill(tokens, positions, slots, outputs)
+        if n_outputs > self._shape.n_ids:
+            raise ValueError(f"{n_outputs} output rows exceed the {self._shape.n_ids} reserved")
+        self._batch.fill(tokens, positions, kv_ids, outputs)
         code = int(lib.llama_decode(self._ctx, self._batch.struct))
+        lib.llama_synchronize(self._ctx)  # so that whoever measures the call measures the work
         self._n_outputs = n_outputs if code == 0 else 0
         return code
 
     def greedy(self) -> list[int]:
-        """The likeliest token of every output row of the last forward."""
-        tokens: list[int] = self._logits().argmax(axis=1).tolist()
-        return tokens
+        """The likeliest token of every output row; see `Model.greedy`."""
+        logits = self._logits()
+        # A row with a NaN has its first NaN as maximum.
+        tokens = logits.argmax(axis=1)
+        best = logits[np.arange(len(tokens)), tokens]
+        likeliest: list[int] = np.where(np.isnan(best), -1, tokens).tolist()
+        return likeliest
 
     def sample(self, chain: Any, row: int) -> int:
         """What `chain` takes for output `row` of the last forward."""
@@ -348,9 +416,9 @@ class LlamaModel:
         if address != self._logits_address:
             # The buffer stays where it is for the life of the context, so neither is the view
             # made anew: that would cost more than the argmax.
-            size = self._n_slots * self.vocab.n_tokens
+            size = self._shape.n_ids * self.vocab.n_tokens
             memory = (ctypes.c_float * size).from_address(address)
-            self._logits_view = np.ctypeslib.as_array(memory).reshape(self._n_slots, -1)
+            self._logits_view = np.ctypeslib.as_array(memory).reshape(self._shape.n_ids, -1)
             self._logits_address = address
         return self._logits_view[: self._n_outputs]
 
@@ -361,11 +429,44 @@ class LlamaModel:
             sampler.remember(prompt[-params.n_lookback(self.info.n_ctx) :])
         return sampler
 
-    def free(self, slot: int) -> None:
-        """Gives back every cell of the slot."""
-        if not 0 <= slot < self._n_slots:
-            raise ValueError(f"slot {slot} is not below {self._n_slots}")
-        lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+    def n_positions(self, kv_id: int) -> int:
+        """Tokens of the sequence in the cells."""
+        return int(lib.llama_memory_seq_pos_max(self._memory, self._checked(kv_id))) + 1
+
+    def trim(self, kv_id: int, n: int) -> bool:
+        """Keeps the first `n` tokens; see `Model.trim`."""
+        if 0 < n < self.n_positions(kv_id) and not self.facts.shares_prefixes:
+            return False
+        return bool(lib.llama_memory_seq_rm(self._memory, self._checked(kv_id), n, -1))
+
+    def copy(self, source: int, target: int, n: int) -> None:
+        """Shares cells; see `Model.copy`."""
+        if self._shape.layout != "unified":
+            raise ValueError("only a unified pool has cells with several owners")
+        lib.llama_memory_seq_cp(self._memory, self._checked(source), self._checked(target), 0, n)
+
+    def state_bytes(self, kv_id: int) -> int:
+        """Size of the sequence's state."""
+        return int(lib.llama_state_seq_get_size(self._ctx, self._checked(kv_id)))
+
+    def save(self, kv_id: int) -> State:
+        """The sequence's KV; see `Model.save`."""
+        size = self.state_bytes(kv_id)
+        data = np.empty(size, np.uint8)
+        n = lib.llama_state_seq_get_data(self._ctx, _pointer(data, ctypes.c_uint8), size, kv_id)
+        return data.data[: int(n)]
+
+    def restore(self, kv_id: int, state: State) -> bool:
+        """Fills the empty sequence; see `Model.restore`."""
+        data = np.frombuffer(state, np.uint8)
+        pointer = _pointer(data, ctypes.c_uint8)
+        n = lib.llama_state_seq_set_data(self._ctx, pointer, len(data), self._checked(kv_id))
+        return bool(n)
+
+    def _checked(self, kv_id: int) -> int:
+        if not 0 <= kv_id < self._shape.n_ids:
+            raise ValueError(f"id {kv_id} is not below {self._shape.n_ids}")
+        return kv_id
 
 
 def _is_host(device: str) -> bool:

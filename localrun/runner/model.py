@@ -7,9 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from localrun.core import RunnerInfo, SamplingParams
+from localrun.runner.engine.layout import ModelFacts, Shape
 
 # Called with the part of the weights that is in place, 0 to 1.
 OnProgress = Callable[[float], None]
+
+
+# A sequence's KV as bytes.
+State = bytes | memoryview
 
 
 class LoadRefused(Exception):
@@ -57,7 +62,10 @@ class Sampler(Protocol):
 
 
 class Model(Protocol):
-    """Weights and context of one loaded model. Engine thread only."""
+    """Weights, and one context at a time around them. Engine thread only.
+
+    `kv_id` is llama.cpp's sequence id: whose cells a row reads and writes.
+    """
 
     @property
     def vocab(self) -> Vocab:
@@ -65,8 +73,29 @@ class Model(Protocol):
         ...
 
     @property
+    def facts(self) -> ModelFacts:
+        """What the weights demand of a context."""
+        ...
+
+    @property
+    def host_tier_bytes(self) -> int:
+        """Memory for KV outside the context."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory that a context could have: what is free, and what the present one takes."""
+        ...
+
+    def open(self, shape: Shape) -> None:
+        """Makes a context in place of the present one, whose cells are lost.
+
+        Raises LoadRefused without one: then there is none until the next `open`.
+        """
+        ...
+
+    @property
     def info(self) -> RunnerInfo:
-        """What was really allocated."""
+        """What was really allocated for weights and context."""
         ...
 
     @property
@@ -78,10 +107,10 @@ class Model(Protocol):
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        slots: Sequence[int],
+        kv_ids: Sequence[int],
         outputs: Sequence[bool],
     ) -> int:
-        """Evaluates rows: equally long sequences of token, position, slot, and "give logits".
+        """Evaluates rows: equally long sequences of token, position, kv id, and "give logits".
 
         Returns llama.cpp's code: 0 done, 1 no cells free (nothing changed), anything else an
         error. Output rows are numbered from 0 in the order of the rows that asked for one.
@@ -90,13 +119,33 @@ class Model(Protocol):
         ...
 
     def greedy(self) -> list[int]:
-        """The likeliest token of every output row of the last forward."""
+        """The likeliest token of every output row of the last forward; -1 where one is NaN."""
         ...
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
         """A chain for one sequence; penalties look back into `prompt` too."""
         ...
 
-    def free(self, slot: int) -> None:
-        """Gives back every cell of the slot."""
+    def n_positions(self, kv_id: int) -> int:
+        """Tokens of the sequence in the cells."""
+        ...
+
+    def trim(self, kv_id: int, n: int) -> bool:
+        """Keeps the first `n` tokens, 0 none; False when the model cannot cut there."""
+        ...
+
+    def copy(self, source: int, target: int, n: int) -> None:
+        """The empty `target` shares the first `n` cells of `source`. Unified layout only."""
+        ...
+
+    def state_bytes(self, kv_id: int) -> int:
+        """Size of what `save` would return."""
+        ...
+
+    def save(self, kv_id: int) -> State:
+        """The sequence's KV, for `restore` in a context of the same kind."""
+        ...
+
+    def restore(self, kv_id: int, state: State) -> bool:
+        """Fills the empty sequence; False, and nothing changed, where the state does not fit."""
         ...

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from localrun.core import Done, DoneReason, TextDelta, Usage
+from localrun.core import Done, DoneReason, RunnerStats, TextDelta, Usage
 from localrun.errors import LocalrunError, to_fields
 from localrun.ipc.messages import (
     Admitted,
@@ -19,7 +19,9 @@ from localrun.ipc.messages import (
     Outbox,
     Progressed,
     Rendering,
+    Resized,
     Submit,
+    Tested,
     ToDaemon,
     Waiting,
 )
@@ -60,6 +62,7 @@ class TextThread:
         self._items: list[ToDaemon] = []
         self._n_running = 0
         self._n_running_sent = 0
+        self._stats: RunnerStats | None = None
 
     def run(self) -> None:
         """Handles messages for ever."""
@@ -95,9 +98,10 @@ class TextThread:
         self._flush()
 
     def _flush(self) -> None:
-        if self._items or self._n_running != self._n_running_sent:
-            self._send(Outbox(tuple(self._items), self._n_running))
+        if self._items or self._stats or self._n_running != self._n_running_sent:
+            self._send(Outbox(tuple(self._items), self._n_running, self._stats))
             self._items.clear()
+            self._stats = None
             self._n_running_sent = self._n_running
 
     # ---- a request arrives
@@ -106,7 +110,14 @@ class TextThread:
         submit = prepared.submit
         if submit.id in self._cancelled:
             return
-        sequence = Sequence(submit.id, prepared.tokens, submit.sampling, submit.n_ctx)
+        sequence = Sequence(
+            submit.id,
+            prepared.tokens,
+            submit.sampling,
+            submit.n_ctx,
+            client=submit.client,
+            scope=submit.scope,
+        )
         request = _Request(submit, sequence, Detokenizer(submit.sampling.stop))
         self._items.append(Waiting(submit.id))
         if sequence.n_predict == 0:
@@ -126,6 +137,11 @@ class TextThread:
 
     def _after_step(self, step: StepOutput) -> None:
         self._n_running = step.n_running
+        self._stats = step.stats or self._stats
+        if step.info is not None:
+            self._items.append(Resized(step.info))
+        if step.verdict is not None:
+            self._items.append(Tested(step.verdict))
         self._items += [
             Admitted(sequence.id) for sequence in step.admitted if sequence.id in self._requests
         ]
@@ -146,7 +162,7 @@ class TextThread:
         reason = out.reason
         if request.detokenizer.is_stopped:
             if reason is None:
-                self._engine_inbox.put(Remove(request.submit.id))
+                self._engine_inbox.put(Remove(request.submit.id, is_cancel=False))
             reason = "stop"
         elif reason is not None:
             text += request.detokenizer.finish()
@@ -163,6 +179,7 @@ class TextThread:
         n_prompt = sequence.n_prompt
         usage = Usage(
             prompt_count=n_prompt,
+            cached_count=sequence.n_cached,
             completion_count=request.n_tokens,
             prompt_ns=sequence.first_token_ns - sequence.admitted_ns,
             completion_ns=sequence.last_token_ns - sequence.first_token_ns,

@@ -1,28 +1,49 @@
 """One request as the engine sees it: tokens, a place in the KV cache, and when it ends."""
 
 from dataclasses import dataclass, field
+from typing import Optional
 
 from localrun.core import DoneReason, SamplingParams
+from localrun.runner.engine.host_tier import Saved
 from localrun.runner.model import Sampler
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request's tokens. The engine thread writes; the text thread reads the times at the end.
+    """A request's tokens. The engine thread writes; the text thread reads the counts at the end.
 
     `tokens` starts as the prompt and grows with the completion. The first `n_done` of them have
-    cells in slot `slot`. `n_ctx` bounds prompt and completion together.
+    cells under the KV cache's sequence id `kv_id`, -1 while it has none. `n_ctx` bounds prompt
+    and completion together. `client` and `scope` are those of `core.Call`.
     """
 
     id: int
     tokens: list[int]
     sampling: SamplingParams
     n_ctx: int
+    client: str = ""
+    scope: str = ""
     n_prompt: int = 0
     n_done: int = 0
-    slot: int = -1
+    kv_id: int = -1
     sampler: Sampler | None = None
+    # Prompt tokens whose KV was there already when it was admitted.
+    n_cached: int = 0
+    # Most cells it ever had: rows below are evaluated for a second time.
+    n_evaluated: int = 0
+    # Place in the order of arrival, which decides who yields when cells run out.
+    arrival: int = 0
+    # Place in the line of those who wait; fair between clients.
+    tag: float = 0.0
+    # Later ones that went ahead because they were small enough.
+    n_overtaken: int = 0
+    # Preempted with its KV kept outside the cells.
+    saved: Saved | None = None
+    # Waits until that sequence has evaluated this many tokens, which both have in common.
+    leader: Optional["Sequence"] = None
+    n_awaited: int = 0
     # Clock readings of the engine, ns; 0 means not yet.
+    arrived_ns: int = 0
     admitted_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
@@ -31,24 +52,30 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.tokens)
-        room = self.n_ctx - self.n_prompt
+        self.cap(self.n_ctx)
+
+    def cap(self, n_ctx: int) -> None:
+        """Bounds the window further."""
+        self.n_ctx = min(self.n_ctx, n_ctx)
+        room = max(0, self.n_ctx - self.n_prompt)
         wanted = self.sampling.num_predict
         self.n_predict = room if wanted < 0 else min(wanted, room)
 
     @property
-    def is_prefill(self) -> bool:
-        """True until the whole prompt has been evaluated."""
-        return self.n_done < self.n_prompt
-
-    @property
-    def n_prefill(self) -> int:
-        """Prompt tokens that still have no cell."""
-        return max(0, self.n_prompt - self.n_done)
+    def n_pending(self) -> int:
+        """Tokens without a cell: one for a sequence that decodes, more while it prefills."""
+        return len(self.tokens) - self.n_done
 
     @property
     def n_completion(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.n_prompt
+
+    @property
+    def is_held(self) -> bool:
+        """True while another sequence computes a prefix that this one will share."""
+        leader = self.leader
+        return leader is not None and leader.kv_id >= 0 and leader.n_done < self.n_awaited
 
     def take(self, token: int, *, is_end: bool, now_ns: int) -> DoneReason | None:
         """Appends a sampled token and says whether the sequence ends with it.

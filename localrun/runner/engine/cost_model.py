@@ -1,0 +1,75 @@
+"""What the next forward will cost, learned from the last ones. Pure.
+
+Running means of the recent past: the next step resembles the last one in everything that decides
+its time (sequences, context, what else the machine does), so they follow what a model of the
+hardware would have to guess.
+"""
+
+from dataclasses import dataclass
+
+# Weight of the newest observation: a handful of steps after a change the estimate has followed.
+_WEIGHT = 0.3
+
+# Before anything was seen: slow enough that the first chunk beside running streams is small.
+_ROW_S = 0.002
+_SAVE_S, _RESTORE_S = 10e-6, 3e-6
+
+# A longer step is seen as a stall by whoever reads along; and a step may take this many times
+# what its decodes take: streams slow down by a known factor, prompts get most of the machine.
+_TARGET_S = 0.25
+_STRETCH_MIN, _STRETCH_MAX = 1.5, 5.0
+
+# Fewest prompt rows, so that a prompt always goes on; and llama.cpp's attention works on tiles.
+_ROWS_MIN, _TILE = 16, 64
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Seconds: of a decode forward, of one prefill row, and of moving one token's KV."""
+
+    decode_s: float = 0.0
+    row_s: float = _ROW_S
+    save_s: float = _SAVE_S
+    restore_s: float = _RESTORE_S
+
+    def saw_decode(self, seconds: float) -> None:
+        """A forward of decodes took so long."""
+        self.decode_s = _mean(self.decode_s, seconds)
+
+    def saw_prefill(self, n_rows: int, seconds: float) -> None:
+        """A forward of `n_rows` prompt rows took so long. A few rows say little about many."""
+        weight = _WEIGHT * min(1.0, n_rows / _TILE)
+        self.row_s += weight * (seconds / n_rows - self.row_s)
+
+    def saw_save(self, n_tokens: int, seconds: float) -> None:
+        """The KV of `n_tokens` was read out."""
+        self.save_s = _mean(self.save_s, seconds / max(1, n_tokens))
+
+    def saw_restore(self, n_tokens: int, seconds: float) -> None:
+        """The KV of `n_tokens` was written back."""
+        self.restore_s = _mean(self.restore_s, seconds / max(1, n_tokens))
+
+    def swap_s(self, n_tokens: int) -> float:
+        """Moving a sequence's KV out and back."""
+        return n_tokens * (self.save_s + self.restore_s)
+
+    def recompute_s(self, n_tokens: int) -> float:
+        """Evaluating so many rows again."""
+        return n_tokens * self.row_s
+
+    def rows_beside(self, target_s: float | None, *, limit: int) -> int:
+        """Prompt rows for a step that decodes as well: at most `limit`, never none.
+
+        `target_s` bounds the step; None follows the pace of the decodes.
+        """
+        if target_s is None:
+            low_s, high_s = _STRETCH_MIN * self.decode_s, _STRETCH_MAX * self.decode_s
+            target_s = min(max(_TARGET_S, low_s), high_s)
+        n = int((target_s - self.decode_s) / self.row_s)
+        if n > _TILE:
+            n -= n % _TILE
+        return min(max(_ROWS_MIN, n), limit)
+
+
+def _mean(old: float, new: float) -> float:
+    return new if old == 0 else old + _WEIGHT * (new - old)

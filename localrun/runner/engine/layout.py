@@ -1,0 +1,97 @@
+"""Which shape a context takes: layout, window, slots, cells. Pure.
+
+    unified  one pool. Any cell may be anybody's, a prefix is shared in place, nothing is reserved
+             for a token that is not yet written. Attention walks over foreign cells.
+    split    a whole window for each slot. Attention walks over own cells only; sharing copies.
+
+Memory decides first: split only while a whole window for every slot fits what the KV cache may
+have. Then a self-test's verdict, if there is one.
+"""
+
+from dataclasses import dataclass
+
+from localrun.core import KvLayout, LoadSpec
+
+# Sequence ids beyond the slots of a unified pool, for sequences that are kept for their prefix.
+# llama.cpp has 256 ids; each one costs an output row of logits.
+_N_DONORS = 16
+_MAX_IDS = 256
+
+# Part of the free memory that the KV cache takes by itself, and the most that one window may ask.
+_KV_SHARE = 0.25
+_WINDOW_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A context to make. `n_cells` tokens in all, `n_ids` sequence ids, `n_ctx` a sequence."""
+
+    layout: KvLayout
+    n_ctx: int
+    n_slots: int
+    n_ids: int
+    n_cells: int
+    flash_attention: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What of a model decides the shape: bytes of one cell, and the positions that it was made for.
+
+    `shares_prefixes` is False for models that cannot drop a suffix exactly (sliding windows,
+    recurrent states). `n_ctx_original` is the window before its long-rope factors take over, 0
+    for models without them: llama.cpp chooses them by the size of the pool. It also rounds the
+    cells of a stream up to a multiple of `pad`.
+    """
+
+    cell_bytes: int
+    shares_prefixes: bool = True
+    n_ctx_original: int = 0
+    pad: int = 256
+
+
+def n_ctx_max(facts: ModelFacts, free_bytes: int) -> int:
+    """The largest window that memory holds, in tokens; `free_bytes` counts the present context."""
+    n_cells = int(free_bytes * _WINDOW_SHARE) // facts.cell_bytes
+    return max(facts.pad, n_cells // facts.pad * facts.pad)
+
+
+def choose_shape(
+    spec: LoadSpec, facts: ModelFacts, free_bytes: int, *, n_ctx: int, needs_split: bool = False
+) -> Shape:
+    """The context for windows of `n_ctx`; `needs_split` when a sequence must not share its cells.
+
+    KV_POOL also bounds the window: a sequence cannot have more cells than there are.
+    """
+    n_ctx = min(n_ctx, spec.kv_pool or n_ctx, n_ctx_max(facts, free_bytes))
+    n_wanted = n_ctx * spec.n_parallel
+    n_affordable = int(free_bytes * _KV_SHARE) // facts.cell_bytes
+    n_pool = spec.kv_pool or max(n_ctx, min(n_wanted, n_affordable))
+    is_long = 0 < facts.n_ctx_original < n_pool and n_ctx <= facts.n_ctx_original
+    layout = "split" if needs_split else spec.kv_layout
+    if layout is None:
+        layout = _auto(spec, facts, fits_split=n_wanted <= n_pool)
+    if layout == "unified" and is_long:
+        n_pool = facts.n_ctx_original
+    flash_attention = spec.flash_attention
+    if flash_attention is None and spec.verdict is not None:
+        flash_attention = spec.verdict.flash_attention
+    if layout == "split":
+        n_slots = max(1, min(spec.n_parallel, n_pool // n_ctx))
+        n_cells = n_slots * _padded(n_ctx, facts.pad)
+        return Shape("split", n_ctx, n_slots, n_slots, n_cells, flash_attention)
+    n_donors = _N_DONORS if facts.shares_prefixes else 0
+    n_ids = min(spec.n_parallel + n_donors, _MAX_IDS)
+    n_slots = min(spec.n_parallel, n_ids)
+    n_cells = _padded(n_pool, facts.pad)
+    return Shape("unified", n_ctx, n_slots, n_ids, n_cells, flash_attention)
+
+
+def _auto(spec: LoadSpec, facts: ModelFacts, *, fits_split: bool) -> KvLayout:
+    if not fits_split:
+        return "unified"
+    return spec.verdict.layout if spec.verdict is not None else "split"
+
+
+def _padded(n: int, pad: int) -> int:
+    return -(-n // pad) * pad
