@@ -19,10 +19,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "localrun.units": (),
     "localrun.loopback": (),
     "localrun.errors": (),
+    "localrun.metrics": ("localrun.core",),
     "localrun.options": ("localrun.core", "localrun.errors"),
     "localrun.settings": ("localrun.units",),
     "localrun.ipc": ("localrun.core", "localrun.errors", "localrun.ipc"),
-    "localrun.runner": ("localrun.core", "localrun.errors", "localrun.ipc", "localrun.runner"),
+    "localrun.runner": (
+        "localrun.core",
+        "localrun.errors",
+        "localrun.metrics",
+        "localrun.ipc",
+        "localrun.runner",
+    ),
     "localrun.placement": ("localrun.core", "localrun.errors", "localrun.placement"),
     "localrun.residency": (
         "localrun.core",

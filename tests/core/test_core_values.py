@@ -78,6 +78,10 @@ def test_every_option_is_a_field_with_a_default() -> None:
         ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
         ({"seed": None}, {}),
         ({"use_mmap": True}, {"use_mmap": True}),
+        ({"deterministic": False}, {"deterministic": False}),
+        ({"admission": "static"}, {"admission": "static"}),
+        ({"stop": ""}, {"stop": ()}),
+        ({"stop": ["a", ""]}, {"stop": ("a",)}),
     ],
 )
 def test_options_take_their_type(raw: dict[str, Any], known: dict[str, Any]) -> None:
@@ -91,12 +95,15 @@ def test_options_take_their_type(raw: dict[str, Any], known: dict[str, Any]) -> 
         ("temperature", -1),
         ("temperature", math.nan),
         ("temperature", True),
-        ("num_ctx", 0),
+        ("num_ctx", -1),
         ("num_ctx", [1]),
         ("num_predict", -3),
         ("top_p", 1.1),
         ("stop", [1]),
         ("use_mmap", "yes"),
+        ("admission", "eager"),
+        ("admission", ["static"]),
+        ("deterministic", 1),
         ("num_ctx", 2**40),
         ("seed", 10**400),
     ],
@@ -116,6 +123,11 @@ def test_later_layers_win_and_scopes_are_told_apart() -> None:
     load, sampling = merge([{"num_ctx": 1, "seed": 1}, {"seed": 2}])
     assert (load.num_ctx, sampling.seed) == (1, 2)
     assert sampling.top_k == 40
+
+
+def test_a_window_of_0_counts_as_not_given() -> None:
+    assert merge([{"num_ctx": 0}])[0].num_ctx is None
+    assert merge([{"num_ctx": 7}, {"num_ctx": 0}])[0].num_ctx == 7
 
 
 @pytest.mark.parametrize(
@@ -160,17 +172,32 @@ def test_nobody_gets_more_threads_than_there_are_cpus(wanted: int | None, expect
     assert place(LoadOptions(num_thread=wanted), defaults, n_ctx_train=0).n_threads == expected
 
 
-def test_a_load_covers_smaller_windows_and_nothing_else_that_differs() -> None:
-    loaded = LoadSpec("/w", "d", n_ctx=100, n_parallel=1, n_threads=1)
-    for changes, is_covered in (
-        ({}, True),
-        ({"n_ctx": 50}, True),
-        ({"n_ctx": 101}, False),
-        ({"n_batch": 7}, False),
-        ({"n_gpu_layers": 3}, False),
-        ({"use_mmap": False}, False),
-    ):
-        assert loaded.covers(replace(loaded, **changes)) is is_covered, changes
+@pytest.mark.parametrize(
+    ("asked", "changes", "is_covered"),
+    [
+        ({}, {}, True),
+        ({"num_ctx": 50}, {"n_ctx": 50}, True),
+        ({"num_ctx": 101}, {"n_ctx": 101}, True),
+        ({}, {"n_batch": 7, "n_gpu_layers": 3, "n_threads": 3, "use_mmap": False}, True),
+        ({"num_batch": 512}, {}, True),
+        ({"num_batch": 7}, {"n_batch": 7}, False),
+        ({"num_gpu": 3}, {"n_gpu_layers": 3}, False),
+        ({"main_gpu": 1}, {"main_gpu": 1}, False),
+        ({"use_mmap": False}, {"use_mmap": False}, False),
+        ({"num_thread": 0}, {}, True),
+        ({"num_thread": 9}, {}, True),
+        ({"num_thread": 1}, {"n_threads": 1}, False),
+        ({"admission": "continuous"}, {}, True),
+        ({"admission": "static"}, {"admission": "static"}, False),
+        ({}, {"weights_digest": "other"}, False),
+    ],
+)
+def test_only_what_is_asked_for_and_no_window_needs_another_load(
+    asked: dict[str, Any], changes: dict[str, Any], is_covered: bool
+) -> None:
+    loaded = LoadSpec("/w", "d", n_ctx=100, n_parallel=1, n_threads=2)
+    wanted = replace(loaded, asked=LoadOptions(**asked), **changes)
+    assert loaded.covers(wanted) is is_covered
 
 
 @pytest.mark.parametrize(
