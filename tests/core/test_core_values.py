@@ -315,6 +315,7 @@ SAMPLES = [
     errors.BadRequest("messages[0].role", "is missing"),
     errors.Unsupported("m", "chat"),
     errors.ContextOverflow(5000, 4096),
+    errors.WindowTooLarge(131072, 20480),
     errors.TemplateFailed("no"),
     errors.TemplateTimeout(10.0),
     errors.QueueFull(512, 3),
