@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "localrun.errors": (),
     "localrun.metrics": ("localrun.core",),
     "localrun.options": ("localrun.core", "localrun.errors"),
-    "localrun.settings": ("localrun.units",),
+    "localrun.settings": ("localrun.core", "localrun.units"),
     "localrun.ipc": ("localrun.core", "localrun.errors", "localrun.ipc"),
     "localrun.runner": (
         "localrun.core",

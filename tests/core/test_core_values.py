@@ -269,12 +269,43 @@ def test_a_setting_is_found_under_each_of_its_names_in_order() -> None:
         ("LOCALRUN_HOST", "host:99999"),
         ("LOCALRUN_KV_CACHE_TYPE", "q3"),
         ("LOCALRUN_FLASH_ATTENTION", "maybe"),
+        ("LOCALRUN_KV_POOL", "-1"),
+        ("LOCALRUN_KV_POOL", "2GiB"),
+        ("LOCALRUN_KV_LAYOUT", "paged"),
+        ("LOCALRUN_HOST_TIER", "some"),
+        ("LOCALRUN_HOST_TIER", "-1"),
+        ("LOCALRUN_TPOT_TARGET_MS", "0"),
+        ("LOCALRUN_TPOT_TARGET_MS", "nan"),
+        ("LOCALRUN_TPOT_TARGET_MS", "fast"),
+        ("LOCALRUN_DETERMINISTIC", "sometimes"),
         ("LOCALRUN_TYPO", "1"),
     ],
 )
 def test_a_bad_setting_names_its_variable(variable: str, value: str) -> None:
     with pytest.raises(BadSetting, match=variable):
         from_env({variable: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("KV_POOL", "32768", "kv_pool", 32768),
+        ("KV_POOL", "auto", "kv_pool", None),
+        ("KV_LAYOUT", "Split", "kv_layout", "split"),
+        ("KV_LAYOUT", "auto", "kv_layout", None),
+        ("HOST_TIER", "2GiB", "host_tier_bytes", 2 << 30),
+        ("HOST_TIER", "0", "host_tier_bytes", 0),
+        ("HOST_TIER", "AUTO", "host_tier_bytes", None),
+        ("TPOT_TARGET_MS", "62.5", "tpot_target_ms", 62.5),
+        ("TPOT_TARGET_MS", "auto", "tpot_target_ms", None),
+        ("DETERMINISTIC", "1", "deterministic", True),
+    ],
+)
+def test_settings_of_the_kv_cache_and_the_step(
+    name: str, text: str, field: str, value: object
+) -> None:
+    assert getattr(from_env({f"LOCALRUN_{name}": text}), field) == value
+    assert getattr(from_env({f"OLLAMA_{name}": text}), field) == getattr(from_env({}), field)
 
 
 def test_quotes_spaces_and_empty_values() -> None:
