@@ -15,7 +15,6 @@ from localrun.ipc.framing import MAX_FRAME_BYTES, FrameDecoder, FrameTooLarge, e
 from localrun.loopback import is_loopback
 from localrun.options import OPTIONS, check_options, merge
 from localrun.placement.fit import Defaults, place
-from localrun.placement.machine import _quota
 from localrun.runner.measure import _cgroup_free_bytes
 from localrun.settings import SETTINGS, BadSetting, from_env, parse_host
 from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
@@ -231,16 +230,6 @@ def test_a_cgroup_limit_counts_without_the_page_cache(
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
     assert _cgroup_free_bytes(tmp_path) == expected
     assert _cgroup_free_bytes(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("max 100000", None), ("150000 100000", 1), ("400000 100000", 4), ("5 100000", 1), ("", None)],
-)
-def test_a_cpu_quota_counts_in_whole_cpus(tmp_path: Path, text: str, expected: int | None) -> None:
-    path = tmp_path / "cpu.max"
-    path.write_text(text)
-    assert _quota(path) == expected
 
 
 def test_names_with_other_adapters_do_not_share_a_runner() -> None:
