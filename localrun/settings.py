@@ -75,6 +75,13 @@ def models_folder(settings: Settings) -> Path:
     return Path(platformdirs.user_data_dir("localrun", appauthor=False)) / "models"
 
 
+def cache_folder() -> Path:
+    """Where the user's machine keeps what localrun can find out again."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("localrun", appauthor=False))
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One row of the table: `parse` raises ValueError with a sentence."""
