@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localrun.core import LoadOptions, LoadSpec, RunnerInfo
+from localrun.core import LoadOptions, LoadSpec, RunnerInfo, RunnerStats
 from localrun.errors import LoadFailed, LocalrunError, QueueFull, ShuttingDown
 from localrun.residency.owner import Lease, Residency
 
@@ -18,6 +18,7 @@ class FakeRunner:
     def __init__(self, spec: LoadSpec, world: "World") -> None:
         self.spec = spec
         self.info = RunnerInfo(spec.n_ctx, spec.n_parallel)
+        self.stats: RunnerStats | None = None
         self.n_running = 0
         self.n_leases = 0
         self.is_lost = False
