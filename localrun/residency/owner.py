@@ -273,12 +273,7 @@ class Residency(Generic[R]):
         keep_alive_s = effective_s(waiter.keep_alive_s, None, self._default_keep_alive_s)
         entry: _Entry[R] = _Entry(spec, waiter.model, keep_alive_s)
         self._entries[spec.key] = entry
-        _log.info(
-            "loading %s: a window of %d tokens, %d threads",
-            waiter.model,
-            spec.n_ctx,
-            spec.n_threads,
-        )
+        _log.info("loading %s: window %d, threads %d", waiter.model, spec.n_ctx, spec.n_threads)
         self._spawn(self._load(entry), f"load {spec.key}")
 
     async def _load(self, entry: _Entry[R]) -> None:

@@ -64,6 +64,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.core",
         "localrun.errors",
         "localrun.loopback",
+        "localrun.metrics",
         "localrun.options",
         "localrun.settings",
         "localrun.units",
