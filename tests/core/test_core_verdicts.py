@@ -1,5 +1,6 @@
 """Verdicts of self-tests outlive the daemon, and a bad file costs nothing but a self-test."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from localrun.app import Daemon
 from localrun.core import LoadSpec, Verdict
 from localrun.placement import verdicts as module
 from localrun.placement.verdicts import Verdicts
+from localrun.settings import Settings, cache_folder
+from localrun.supervisor.client import RunnerClient
 
 SPEC = LoadSpec("/w", "sha256:d", n_ctx=100, n_parallel=4, n_threads=2)
 FAST = Verdict("split", flash_attention=False, merges_rows=True)
@@ -86,3 +90,16 @@ def test_the_file_does_not_grow_without_bound(path: Path, monkeypatch: pytest.Mo
     for spec in specs:
         verdicts.keep(spec, FAST)
     assert [verdicts.find(spec) is not None for spec in specs] == [False, False, True, True, True]
+
+
+def test_what_a_runner_finds_is_in_the_file_for_the_next_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def launch(_spec: LoadSpec, *, on_tested: Any, **_more: Any) -> None:
+        await on_tested(FAST)  # a future of the thread that writes
+
+    monkeypatch.setattr(RunnerClient, "launch", launch)
+    daemon = Daemon(Settings(models=tmp_path / "models"))
+    asyncio.run(daemon._launch(SPEC))
+    assert Verdicts(cache_folder() / "verdicts.json").find(SPEC) == FAST
+    assert cache_folder().is_relative_to(tmp_path)
