@@ -1,7 +1,7 @@
 """Values → the text that people read: tables, sizes, ages, durations. Pure.
 
 Source: Ollama's `format` package for sizes and ages, its `list`, `ps` and `run --verbose` for the
-columns. Different on purpose: no line ends in spaces, and `ps` has SLOTS and QUEUE.
+columns. Different on purpose: no line ends in spaces, and `ps` has SLOTS, KV and QUEUE.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,12 +46,13 @@ def ps_table(models: Iterable[LoadedModel], now: datetime) -> str:
             processor(model.size, model.size_vram),
             str(model.context_length) if model.context_length else "-",
             f"{model.slots.busy}/{model.slots.total}" if model.slots else "-",
+            f"{model.kv.used}/{model.kv.cells}" if model.kv and model.kv.cells else "-",
             str(model.queued),
             until(model, now),
         )
         for model in models
     ]
-    header = ("NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "SLOTS", "QUEUE", "UNTIL")
+    header = ("NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "SLOTS", "KV", "QUEUE", "UNTIL")
     return table([header, *rows])
 
 

@@ -2,7 +2,7 @@
 
 Values only. Unknown fields are ignored and missing ones have defaults, so that a newer or older
 daemon, or another server of the same API, can still be read.
-Source: Ollama's native API; `localrun`, `pid`, `slots`, `queued` and `state` are ours.
+Source: Ollama's native API; `localrun`, `pid`, `slots`, `kv`, `queued` and `state` are ours.
 """
 
 from datetime import datetime
@@ -47,6 +47,13 @@ class Slots(Struct):
     total: int = 0
 
 
+class Kv(Struct):
+    """Cells of the KV cache: one token each, for all sequences together."""
+
+    cells: int = 0
+    used: int = 0
+
+
 class LoadedModel(Struct):
     """Sizes are bytes; `queued` counts requests without a slot.
 
@@ -60,6 +67,7 @@ class LoadedModel(Struct):
     context_length: int = 0
     expires_at: datetime | None = None
     slots: Slots | None = None
+    kv: Kv | None = None
     queued: int = 0
     state: str = ""
 

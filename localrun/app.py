@@ -25,9 +25,10 @@ from localrun.http.routes import build_app
 from localrun.loopback import is_loopback
 from localrun.placement.fit import Defaults
 from localrun.placement.machine import n_cpus
+from localrun.placement.verdicts import Verdicts
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
-from localrun.settings import Settings, models_folder
+from localrun.settings import Settings, cache_folder, models_folder
 from localrun.supervisor.client import RunnerClient
 from modelstore.errors import StoreError
 from modelstore.store import Store
@@ -78,6 +79,7 @@ class Daemon:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.verdicts = Verdicts(cache_folder() / "verdicts.json")
         self.store = Store(models_folder(settings))
         self.residency: Residency[RunnerClient] = Residency(
             self._launch,
@@ -94,18 +96,29 @@ class Daemon:
                     settings.num_thread or n_cpus(),
                     n_threads_max=max(settings.num_thread or 0, os.cpu_count() or 1),
                 ),
-                settings.num_parallel,
-                settings.kv_cache_type,
-                settings.flash_attention,
+                n_parallel=settings.num_parallel,
+                kv_cache_type=settings.kv_cache_type,
+                flash_attention=settings.flash_attention,
+                kv_pool=settings.kv_pool,
+                kv_layout=settings.kv_layout,
+                host_tier_bytes=settings.host_tier_bytes,
+                tpot_target_ms=settings.tpot_target_ms,
+                deterministic=settings.deterministic,
             ),
+            self.verdicts,
         )
         self.is_draining = False
 
     async def _launch(self, spec: LoadSpec) -> RunnerClient:
         # The model that is being loaded has an entry too.
         is_alone = len(self.residency.resident()) <= 1
+        loop = asyncio.get_running_loop()
         return await RunnerClient.launch(
-            spec, stall_timeout_s=self.settings.load_timeout_s, is_alone=is_alone
+            spec,
+            stall_timeout_s=self.settings.load_timeout_s,
+            is_alone=is_alone,
+            # On a thread: it writes a file.
+            on_tested=lambda verdict: loop.run_in_executor(None, self.verdicts.keep, spec, verdict),
         )
 
     @asynccontextmanager

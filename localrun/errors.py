@@ -4,6 +4,7 @@
     ├── BadRequest          a field of the request is wrong; says which
     ├── Unsupported         the model cannot do what is asked
     ├── ContextOverflow     the prompt does not fit the window
+    ├── WindowTooLarge      the window does not fit the memory; says which one would
     ├── TemplateFailed      the model's chat template refused the conversation
     ├── TemplateTimeout     the template ran past its limit
     ├── QueueFull           too many requests wait; says when to come back
@@ -20,7 +21,7 @@ Errors cross the process border as (`kind`, `fields`): see `to_fields` and `from
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 # Where a request stood when its runner died; decides whether it may be tried again.
 Phase = Literal["waiting", "rendering", "prefill", "decode"]
@@ -68,6 +69,23 @@ class ContextOverflow(LocalrunError):
         return (
             f"the prompt has {at_least}{self.n_tokens} tokens and exceeds the context length of "
             f"{self.n_ctx}; shorten it or raise num_ctx"
+        )
+
+
+@dataclass(eq=False)
+class WindowTooLarge(LocalrunError):
+    """Memory cannot hold a window of `n_ctx` tokens; the largest that it can has `n_ctx_max`."""
+
+    n_ctx: int
+    n_ctx_max: int
+
+    # Wherever the number came from, this is where a request can put a smaller one.
+    path: ClassVar[str] = "options.num_ctx"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: a context window of {self.n_ctx} tokens does not fit in memory, the "
+            f"largest that fits has {self.n_ctx_max}; set num_ctx to {self.n_ctx_max} or less"
         )
 
 

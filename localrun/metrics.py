@@ -5,11 +5,11 @@ model and the words. Source of the format: Prometheus' text exposition format 0.
 histograms follow vLLM's where they mean the same.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from localrun.core import Histogram, RunnerStats
+from localrun.core import Histogram, Resident, RunnerStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -65,19 +65,45 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def exposition(by_model: Mapping[str, RunnerStats]) -> str:
-    """The text that Prometheus scrapes, for every model in memory."""
-    lines: list[str] = []
+# What the daemon itself knows; it counts nothing beside its runners.
+_LOADED = Metric("loaded_models", "gauge", "models in memory")
+_QUEUED = Metric("queued", "gauge", "requests without a slot: in the line for a load, or waiting")
+
+
+def exposition(residents: Iterable[Resident]) -> str:
+    """The text that Prometheus scrapes, for every model in memory.
+
+    A label may appear once only: of two models with one name, an older version and a newer one,
+    the later in `residents` counts. A runner that has not said anything yet has counted nothing.
+    """
+    by_model = {resident.model: resident for resident in residents}
+    ready = {
+        _label(model): one.stats or RunnerStats()
+        for model, one in by_model.items()
+        if one.state != "loading"
+    }
+    lines = [*_head(_LOADED), f"localrun_{_LOADED.name} {len(ready)}", *_head(_QUEUED)]
+    lines += (
+        f"localrun_{_QUEUED.name}{{{_label(model)}}} {one.n_queued}"
+        for model, one in by_model.items()
+    )
     for metric in METRICS.values():
-        name = f"localrun_{metric.name}"
-        lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
-        for model, stats in by_model.items():
-            label = f'model="{_escaped(model)}"'
-            if metric.kind == "histogram":
-                lines += _histogram(name, label, metric, stats.histograms.get(metric.name))
-            else:
-                lines.append(f"{name}{{{label}}} {stats.values.get(metric.name, 0):.15g}")
+        lines += _head(metric)
+        for label, stats in ready.items():
+            lines += _samples(metric, label, stats)
     return "\n".join(lines) + "\n"
+
+
+def _head(metric: Metric) -> tuple[str, str]:
+    name = f"localrun_{metric.name}"
+    return f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"
+
+
+def _samples(metric: Metric, label: str, stats: RunnerStats) -> Iterable[str]:
+    name = f"localrun_{metric.name}"
+    if metric.kind == "histogram":
+        return _histogram(name, label, metric, stats.histograms.get(metric.name))
+    return (f"{name}{{{label}}} {stats.values.get(metric.name, 0):.15g}",)
 
 
 def _histogram(name: str, label: str, metric: Metric, seen: Histogram | None) -> Iterable[str]:
@@ -90,5 +116,6 @@ def _histogram(name: str, label: str, metric: Metric, seen: Histogram | None) ->
     yield f"{name}_count{{{label}}} {total}"
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _label(model: str) -> str:
+    text = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'model="{text}"'

@@ -73,36 +73,40 @@ def check_option(name: str, value: Any, *, path: str) -> Any:
     Raises BadRequest with `path` when the type or the range is wrong.
     """
     option = OPTIONS[name]
+    checked: Any
     match option.kind:
         case "boolean":
-            if isinstance(value, bool):
-                return value
+            checked = value if isinstance(value, bool) else None
         case "strings":
-            if isinstance(value, str):
-                return (value,) if value else ()
-            if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-                if len(value) > _MAX_STOPS:
-                    raise BadRequest(path, f"holds {len(value)} strings, more than {_MAX_STOPS}")
-                return tuple(item for item in value if item)
+            checked = _strings(value, path)
         case "choice":
-            if value in option.choices:
-                return value
-            names = ", ".join(option.choices)
-            raise BadRequest(path, f'option "{name}" must be one of {names}')
+            checked = value if value in option.choices else None
         case "integer" | "number":
             number = _number(value)
-            if number is not None:
-                return _in_range(option, number, path)
-    raise BadRequest(path, f'option "{name}" must be of type {_WORDS[option.kind]}')
+            checked = None if number is None else _in_range(option, number, path)
+    if checked is None:
+        wanted = _WORDS.get(option.kind) or f"one of {', '.join(option.choices)}"
+        raise BadRequest(path, f'option "{name}" must be {wanted}')
+    return checked
 
 
 _WORDS = {
-    "integer": "integer",
-    "number": "number",
-    "boolean": "boolean",
-    "strings": "array of strings",
-    "choice": "string",
+    "integer": "of type integer",
+    "number": "of type number",
+    "boolean": "of type boolean",
+    "strings": "of type array of strings",
 }
+
+
+def _strings(value: Any, path: str) -> tuple[str, ...] | None:
+    """The strings that are not empty; None when it is neither a string nor a list of strings."""
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+        return None
+    if len(value) > _MAX_STOPS:
+        raise BadRequest(path, f"holds {len(value)} strings, more than {_MAX_STOPS}")
+    return tuple(item for item in value if item)
 
 
 # Settings pages and variables hold text only, so numbers come quoted from many clients.
@@ -148,10 +152,13 @@ def check_options(
 
 
 def merge(layers: Iterable[Mapping[str, Any]]) -> tuple[LoadOptions, SamplingParams]:
-    """Checked options, later layers winning, split by scope; fields not given keep the defaults."""
+    """Checked options, later layers winning, split by scope; fields not given keep the defaults.
+
+    A `num_ctx` of 0 counts as not given: forms send it for a field that was left alone.
+    """
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged.update(layer)
+        merged.update((name, v) for name, v in layer.items() if (name, v) != ("num_ctx", 0))
     by_scope: dict[Scope, dict[str, Any]] = {"load": {}, "request": {}}
     for name, value in merged.items():
         by_scope[OPTIONS[name].scope][name] = value

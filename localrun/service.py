@@ -20,6 +20,8 @@ from localrun.core import (
     ChatPrompt,
     Done,
     Event,
+    KvLayout,
+    LoadOptions,
     LoadSpec,
     Message,
     Prompt,
@@ -30,6 +32,7 @@ from localrun.core import (
 from localrun.errors import RunnerLost, ShuttingDown, Unsupported
 from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
+from localrun.placement.verdicts import Verdicts
 from localrun.residency.owner import Lease, Residency
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.stream import RequestStream
@@ -77,17 +80,27 @@ class ServiceDefaults:
     n_parallel: int
     kv_cache_type: str = "f16"
     flash_attention: bool | None = None
+    kv_pool: int | None = None
+    kv_layout: KvLayout | None = None
+    host_tier_bytes: int | None = None
+    tpot_target_ms: float | None = None
+    deterministic: bool = False
 
 
 class InferenceService:
     """The `TextService` of a daemon."""
 
     def __init__(
-        self, store: Store, residency: Residency[RunnerClient], defaults: ServiceDefaults
+        self,
+        store: Store,
+        residency: Residency[RunnerClient],
+        defaults: ServiceDefaults,
+        verdicts: Verdicts,
     ) -> None:
         self._store = store
         self.residency = residency
         self._defaults = defaults
+        self._verdicts = verdicts
         self.streams: set[RequestStream] = set()
         # A request whose runner died in its prefill may be what killed it: such requests are
         # tried again one at a time, so that a second death names the culprit.
@@ -133,31 +146,43 @@ class InferenceService:
         if header.is_embedding_model:
             raise Unsupported(call.model, call.capability)
         own, _unknown = check_options(record.parameters, path="parameters")
-        load_options, sampling = merge([own, call.options])
-        n_ctx_train = header.arch_int("context_length") or 0
-        placement = place(load_options, self._defaults.placement, n_ctx_train=n_ctx_train)
-        spec = LoadSpec(
-            weights_path=str(record.model_path),
-            weights_digest=record.model_digest.text,
-            n_ctx=placement.n_ctx,
-            n_parallel=self._defaults.n_parallel,
-            n_threads=placement.n_threads,
-            engine="fake" if header.architecture == FAKE_ARCHITECTURE else "llama",
-            adapter_paths=tuple(str(path) for path in record.adapter_paths),
-            n_batch=placement.n_batch,
-            n_gpu_layers=placement.n_gpu_layers,
-            main_gpu=load_options.main_gpu,
-            use_mmap=load_options.use_mmap,
-            kv_cache_type=self._defaults.kv_cache_type,
-            flash_attention=self._defaults.flash_attention,
-        )
+        defaults = {"deterministic": self._defaults.deterministic}
+        load_options, sampling = merge([defaults, own, call.options])
         return _Work(
-            spec,
+            self._load_spec(record, header, load_options),
             record.name.display(),
             _with_model_messages(call, record),
             sampling,
             call.template or record.template,
         )
+
+    def _load_spec(self, record: Record, header: Header, asked: LoadOptions) -> LoadSpec:
+        assert record.model_digest is not None
+        defaults = self._defaults
+        n_ctx_train = header.arch_int("context_length") or 0
+        placement = place(asked, defaults.placement, n_ctx_train=n_ctx_train)
+        spec = LoadSpec(
+            weights_path=str(record.model_path),
+            weights_digest=record.model_digest.text,
+            n_ctx=placement.n_ctx,
+            n_parallel=defaults.n_parallel,
+            n_threads=placement.n_threads,
+            engine="fake" if header.architecture == FAKE_ARCHITECTURE else "llama",
+            adapter_paths=tuple(str(path) for path in record.adapter_paths),
+            n_batch=placement.n_batch,
+            n_gpu_layers=placement.n_gpu_layers,
+            main_gpu=asked.main_gpu,
+            use_mmap=asked.use_mmap,
+            kv_cache_type=defaults.kv_cache_type,
+            flash_attention=defaults.flash_attention,
+            kv_pool=defaults.kv_pool,
+            kv_layout=defaults.kv_layout,
+            host_tier_bytes=defaults.host_tier_bytes,
+            tpot_target_ms=defaults.tpot_target_ms,
+            admission=asked.admission or "continuous",
+            asked=asked,
+        )
+        return msgspec.structs.replace(spec, verdict=self._verdicts.find(spec))
 
     async def _load_or_unload(self, call: Call, work: "_Work") -> Answer:
         if call.keep_alive_s == 0:
@@ -225,9 +250,11 @@ class _Answer:
         self._stream = runner.submit(
             work.prompt,
             work.sampling,
-            n_ctx=min(work.spec.n_ctx, runner.info.n_ctx),
+            n_ctx=work.spec.n_ctx,
             template=work.template,
             return_context=self._call.return_context,
+            client=self._call.client,
+            scope=self._call.scope,
         )
         self._service.streams.add(self._stream)
         await self._stream.accepted()

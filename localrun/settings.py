@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from localrun.units import parse_duration_s, parse_switch
+from localrun.core import KvLayout
+from localrun.units import parse_duration_s, parse_size_bytes, parse_switch
 
 DEFAULT_PORT = 11434
 
@@ -42,7 +43,12 @@ class Settings:
     max_queue: int = 512
     context_length: int | None = None
     kv_cache_type: str = "f16"
+    kv_pool: int | None = None
+    kv_layout: KvLayout | None = None
+    host_tier_bytes: int | None = None
     flash_attention: bool | None = None
+    tpot_target_ms: float | None = None
+    deterministic: bool = False
     load_timeout_s: float = 300.0
     num_thread: int | None = None
     origins: tuple[str, ...] = ()
@@ -69,6 +75,13 @@ def models_folder(settings: Settings) -> Path:
     return Path(platformdirs.user_data_dir("localrun", appauthor=False)) / "models"
 
 
+def cache_folder() -> Path:
+    """Where the user's machine keeps what localrun can find out again."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("localrun", appauthor=False))
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One row of the table: `parse` raises ValueError with a sentence."""
@@ -92,8 +105,19 @@ def _auto_count(text: str) -> int | None:
     return None if text in ("0", "auto") else _count(text)
 
 
-def _auto_switch(text: str) -> bool | None:
-    return None if text.lower() == "auto" else parse_switch(text)
+def _auto(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse`, and None for the word `auto`."""
+    return lambda text: None if text.lower() == "auto" else parse(text)
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"`{text}` is not a number of milliseconds above 0; write 50 or auto")
+    return value
 
 
 def _choice(*values: str) -> Callable[[str], str]:
@@ -196,11 +220,51 @@ SETTINGS: tuple[Setting, ...] = (
         "type of the KV cache",
     ),
     Setting(
+        "KV_POOL",
+        ("kv_pool",),
+        _auto_count,
+        "auto",
+        "tokens in the KV cache of a model, all its sequences together",
+        ollama=False,
+    ),
+    Setting(
+        "KV_LAYOUT",
+        ("kv_layout",),
+        _auto(_choice(*get_args(KvLayout))),
+        "auto",
+        "KV cache: unified, one pool for all sequences; split, a window for each slot; or auto",
+        ollama=False,
+    ),
+    Setting(
+        "HOST_TIER",
+        ("host_tier_bytes",),
+        _auto(parse_size_bytes),
+        "auto",
+        "memory for the KV of sequences that had to leave the cache, such as 2GiB; 0 for none",
+        ollama=False,
+    ),
+    Setting(
         "FLASH_ATTENTION",
         ("flash_attention",),
-        _auto_switch,
+        _auto(parse_switch),
         "auto",
         "flash attention: 1, 0 or auto",
+    ),
+    Setting(
+        "TPOT_TARGET_MS",
+        ("tpot_target_ms",),
+        _auto(_milliseconds),
+        "auto",
+        "milliseconds that a step may take when prompts are computed beside running answers",
+        ollama=False,
+    ),
+    Setting(
+        "DETERMINISTIC",
+        ("deterministic",),
+        parse_switch,
+        "0",
+        "the same seed gives the same text whatever else runs; slower",
+        ollama=False,
     ),
     Setting(
         "LOAD_TIMEOUT",

@@ -15,10 +15,12 @@ _KEPT = ("LOCALRUN_TEST_", "LOCALRUN_INSTALL_")
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in os.environ:
         if name.upper().startswith(_FOREIGN) and not name.startswith(_KEPT):
             monkeypatch.delenv(name)
+    # Nor does it leave anything behind in the user's cache.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")

@@ -127,6 +127,8 @@ class Daemon(Client):
         self.log_path = log_path
         variables = {f"LOCALRUN_{name}": str(value) for name, value in settings.items()}
         variables.setdefault("LOCALRUN_HOST", "127.0.0.1:0")
+        # Also when a fixture of the whole session starts it.
+        variables["XDG_CACHE_HOME"] = str(log_path.parent / "cache")
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "cli", "serve"],

@@ -13,6 +13,9 @@ from pathlib import Path
 import filelock
 import platformdirs
 
+# Read at once: a test gets a cache folder of its own.
+_CACHE = Path(platformdirs.user_cache_dir("localrun", appauthor=False))
+
 
 @dataclass(frozen=True)
 class RealModel:
@@ -40,8 +43,7 @@ GEMMA3 = RealModel(
 
 def fetch(model: RealModel) -> Path:
     """The model's file, downloaded once per machine; its hash is checked when it arrives."""
-    default = Path(platformdirs.user_cache_dir("localrun", appauthor=False)) / "test-models"
-    folder = Path(os.environ.get("LOCALRUN_TEST_MODELS", default))
+    folder = Path(os.environ.get("LOCALRUN_TEST_MODELS", _CACHE / "test-models"))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / model.file_name
     with filelock.FileLock(f"{path}.lock"):

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from localrun.core import Resident
+from localrun.core import Resident, RunnerInfo, RunnerStats
 from localrun.wire.native_models import (
     Description,
     Details,
     InstalledModel,
+    Kv,
     RunningModel,
     Slots,
 )
@@ -106,6 +107,8 @@ class Describer:
             slots=Slots(info.n_slots if info else 0, resident.n_busy),
             queued=resident.n_queued,
             state=resident.state,
+            layout=info.layout if info else UNSET,
+            kv=_kv(info, resident.stats) if info else UNSET,
         )
 
     def _record(self, name: str) -> Record | None:
@@ -151,6 +154,13 @@ def _header(path: Path | None, arrays: bool) -> Header | None:
     except StoreError as error:
         _log.warning("a model cannot be described in full: %s", error)
         return None
+
+
+def _kv(info: RunnerInfo, stats: RunnerStats | None) -> Kv:
+    """What the runner said last; before its first word all cells are free."""
+    said = stats.values if stats else {"kv_cells": info.n_cells, "kv_cells_free": info.n_cells}
+    names = ("kv_cells", "kv_cells_used", "kv_cells_retained", "kv_cells_free", "kv_cells_used_max")
+    return Kv(*(int(said.get(name, 0)) for name in names))
 
 
 def _details(found: Listing | Record, *, with_lengths: bool = False) -> Details:

@@ -68,6 +68,7 @@ TABLE: dict[type[Exception], Row] = {
     ours.BadRequest: Row(400, _BAD),
     ours.Unsupported: Row(400, _BAD, "unsupported"),
     ours.ContextOverflow: Row(400, _BAD, "context_length_exceeded"),
+    ours.WindowTooLarge: Row(400, _BAD, "window_too_large"),
     # Ollama says 500; but it is the conversation that the template does not take.
     ours.TemplateFailed: Row(400, _BAD, "template_failed", from_engine=True),
     ours.TemplateTimeout: Row(500, code="template_timeout"),
@@ -123,7 +124,7 @@ def fault_of(error: Exception) -> tuple[Row, Fault]:
     message = str(error) if row.text is None else row.text
     if row.from_engine:
         message = _FOLDERS.sub("", message)
-    path = error.path if isinstance(error, ours.BadRequest) else ""
+    path = error.path if isinstance(error, ours.BadRequest | ours.WindowTooLarge) else ""
     return row, Fault(message, row.kind, row.code, path)
 
 

@@ -25,7 +25,7 @@ _access = logging.getLogger("localrun.access")
 _log = logging.getLogger(__name__)
 
 _BLOB_PREFIX = "/api/blobs/"
-_PROBES = ("/", "/health", "/api/version")
+_PROBES = ("/", "/health", "/metrics", "/api/version")
 # Names that resolve to this machine or its own network by standard or by habit (RFC 6761, 6762).
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import localrun
+from localrun import metrics
 from localrun.errors import BadRequest
 from localrun.http.describe import Describer
 from localrun.http.errors import as_sent
@@ -52,6 +53,11 @@ class ModelsApi:
         """The models in memory, the one that stays longest first."""
         residents = self._service.resident()
         return _json(encode_models(await asyncio.to_thread(self._describer.running, residents)))
+
+    async def metrics(self, request: Request) -> Response:
+        """Counters and gauges of the models in memory, as Prometheus reads them."""
+        text = metrics.exposition(self._service.resident())
+        return Response(text, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def show(self, request: Request) -> Response:
         """Raises BadRequest, InvalidName, ModelNotFound, CorruptManifest, BlobNotFound."""

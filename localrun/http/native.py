@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from localrun.http.streaming import AnswerResponse
-from localrun.http.text import answer
+from localrun.http.text import answer, client_of
 from localrun.service import TextService
 from localrun.wire.native import NativeWriter, decode_chat, decode_generate
 
@@ -17,9 +17,11 @@ class NativeApi:
     async def generate(self, request: Request) -> AnswerResponse:
         """Raises BadRequest, Unsupported before the answer is begun."""
         wanted = decode_generate(await request.body())
-        return answer(self._service, wanted, NativeWriter(wanted.call.model, "generate"), "native")
+        writer = NativeWriter(wanted.call.model, "generate")
+        return answer(self._service, wanted, writer, "native", client=client_of(request))
 
     async def chat(self, request: Request) -> AnswerResponse:
         """Raises BadRequest, Unsupported before the answer is begun."""
         wanted = decode_chat(await request.body())
-        return answer(self._service, wanted, NativeWriter(wanted.call.model, "chat"), "native")
+        writer = NativeWriter(wanted.call.model, "chat")
+        return answer(self._service, wanted, writer, "native", client=client_of(request))

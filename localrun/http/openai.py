@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from localrun.http.errors import as_sent
 from localrun.http.streaming import AnswerResponse
-from localrun.http.text import answer
+from localrun.http.text import answer, client_of
 from localrun.service import TextService
 from localrun.wire.openai import (
     ModelEntry,
@@ -32,7 +32,7 @@ class OpenAIApi:
         """Raises BadRequest, Unsupported before the answer is begun."""
         wanted = decode_chat_completions(await request.body())
         writer = OpenAIWriter(wanted.call.model, include_usage=wanted.include_usage)
-        return answer(self._service, wanted, writer, "openai")
+        return answer(self._service, wanted, writer, "openai", client=client_of(request))
 
     async def models(self, request: Request) -> Response:
         """Every model of the store."""

@@ -37,6 +37,7 @@ def table(service: TextService, store: Store) -> list[tuple[str, str, Handler]]:
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),
+        ("GET", "/metrics", models.metrics),
         ("GET", "/api/version", models.version),
         ("GET", "/api/tags", models.tags),
         ("GET", "/api/ps", models.ps),

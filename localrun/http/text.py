@@ -3,6 +3,9 @@
 import logging
 import re
 
+from msgspec.structs import replace
+from starlette.requests import Request
+
 from localrun.http.errors import Dialect, as_sent
 from localrun.http.streaming import AnswerResponse, AnswerWriter
 from localrun.service import Answer, TextService
@@ -17,13 +20,18 @@ _MAX_NAMES = 32
 
 
 def answer(
-    service: TextService, wanted: TextRequest, writer: AnswerWriter, dialect: Dialect
+    service: TextService,
+    wanted: TextRequest,
+    writer: AnswerWriter,
+    dialect: Dialect,
+    *,
+    client: str,
 ) -> AnswerResponse:
     """The reply to `wanted`. A request without a prompt is answered by one object, never a stream.
 
-    Fields without effect are named in a header and in the log.
+    `client` is who asks. Fields without effect are named in a header and in the log.
     """
-    call = wanted.call
+    call = replace(wanted.call, client=client)
 
     async def opening() -> Answer:
         with as_sent(call.model):
@@ -36,6 +44,11 @@ def answer(
         stream=wanted.stream and call.prompt is not None,
         headers=_headers(wanted.ignored),
     )
+
+
+def client_of(request: Request) -> str:
+    """Whom requests are shared out fairly among: the peer's address, without its port."""
+    return request.client.host if request.client else ""
 
 
 def _headers(ignored: tuple[str, ...]) -> dict[str, str]:

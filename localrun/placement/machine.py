@@ -1,25 +1,75 @@
-"""What this machine offers a model: CPUs, for now. The one file of the room that looks around."""
+"""What this machine offers a model: CPUs, for now. The one file of the room that looks around.
+
+Source: cgroups(7); the kernel's cgroup-v2.rst and sched-bwc.rst.
+"""
 
 import os
-from pathlib import Path
+import platform
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 import psutil
 
-# cgroup v2's quota: `max 100000` or `150000 100000` (microseconds per period).
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def n_cpus() -> int:
     """CPUs worth a compute thread: physical cores, cut by affinity and by the cgroup's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     physical = psutil.cpu_count(logical=False) or allowed or 1
-    return max(1, min(physical, allowed or physical, _quota(_CPU_MAX) or physical))
+    return max(1, min(physical, allowed or physical, _quota(_PROC, _CGROUPS) or physical))
 
 
-def _quota(path: Path) -> int | None:
-    """Whole CPUs that the quota grants, at least one; None without a quota."""
+def cpu_model(proc: Path = _PROC) -> str:
+    """The name of the CPU, as far as the system tells."""
     try:
-        limit_us, period_us = path.read_text().split()
-        return None if limit_us == "max" else max(1, int(limit_us) // int(period_us))
-    except (OSError, ValueError):
+        lines = (proc / "cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _quota(proc: Path, root: Path) -> int | None:
+    """Whole CPUs that our cgroup and all above it grant, at least one; None without a quota."""
+    quotas = [quota for folder in _folders(proc, root) if (quota := _quota_of(folder))]
+    return max(1, int(min(quotas))) if quotas else None
+
+
+def _folders(proc: Path, root: Path) -> Iterator[Path]:
+    """The folders of our cgroup and of those above it, in v2 and in v1's cpu controller."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    yield root
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        # A container sees its own cgroup as the root of the file system, and may still be told
+        # the host's path, which leads nowhere here; outside of its namespace it begins with `..`.
+        parts = () if ".." in path else PurePosixPath(path).parts[1:]
+        if not controllers:
+            hierarchies = [root, root / "unified"]
+        elif "cpu" in controllers.split(","):
+            hierarchies = [root / "cpu", root / controllers]
+        else:
+            continue
+        for folder in hierarchies:
+            yield folder
+            for depth in range(len(parts)):
+                yield folder.joinpath(*parts[: depth + 1])
+
+
+def _quota_of(folder: Path) -> float | None:
+    """CPUs that one cgroup grants; None without a quota."""
+    try:
+        if (v2 := folder / "cpu.max").exists():
+            limit_us, period_us = v2.read_text().split()
+        else:
+            limit_us = (folder / "cpu.cfs_quota_us").read_text()
+            period_us = (folder / "cpu.cfs_period_us").read_text()
+        quota = int(limit_us) / int(period_us)
+    except (OSError, ValueError, ZeroDivisionError):  # `max` is no number
         return None
+    return quota if quota > 0 else None  # v1 writes -1 for no quota

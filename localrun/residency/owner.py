@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from localrun.core import LoadSpec, Resident, RunnerInfo
+from localrun.core import LoadSpec, Resident, RunnerInfo, RunnerStats
 from localrun.errors import LoadFailed, LocalrunError, ShuttingDown
 from localrun.residency.keep_alive import effective_s, next_expiry_s
 from localrun.residency.policy import Evict, Held, Start, State, Use, decide
@@ -29,6 +29,11 @@ class Runner(Protocol):
     @property
     def info(self) -> RunnerInfo:
         """What it holds."""
+        ...
+
+    @property
+    def stats(self) -> RunnerStats | None:
+        """What it has counted, as of late; None until it has said so."""
         ...
 
     @property
@@ -268,7 +273,7 @@ class Residency(Generic[R]):
         keep_alive_s = effective_s(waiter.keep_alive_s, None, self._default_keep_alive_s)
         entry: _Entry[R] = _Entry(spec, waiter.model, keep_alive_s)
         self._entries[spec.key] = entry
-        _log.info("loading %s", waiter.model)
+        _log.info("loading %s: window %d, threads %d", waiter.model, spec.n_ctx, spec.n_threads)
         self._spawn(self._load(entry), f"load {spec.key}")
 
     async def _load(self, entry: _Entry[R]) -> None:
@@ -340,6 +345,7 @@ class Residency(Generic[R]):
             n_busy=entry.runner.n_running if entry.runner else 0,
             n_queued=waiting + entry.n_without_slot,
             info=entry.runner.info if entry.runner else None,
+            stats=entry.runner.stats if entry.runner else None,
         )
 
 

@@ -4,8 +4,18 @@ import asyncio
 import itertools
 import logging
 import math
+from collections.abc import Callable
 
-from localrun.core import Done, Event, LoadSpec, Prompt, RunnerInfo, SamplingParams
+from localrun.core import (
+    Done,
+    Event,
+    LoadSpec,
+    Prompt,
+    RunnerInfo,
+    RunnerStats,
+    SamplingParams,
+    Verdict,
+)
 from localrun.errors import BadRequest, LoadFailed, RunnerLost, TemplateTimeout, from_fields
 from localrun.ipc.framing import FrameTooLarge
 from localrun.ipc.messages import (
@@ -37,9 +47,17 @@ TEMPLATE_TIMEOUT_S = 10.0
 class RunnerClient:
     """A loaded runner. Create with `launch`; ends with `close` or with the death of the process."""
 
-    def __init__(self, process: RunnerProcess, info: RunnerInfo, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        process: RunnerProcess,
+        info: RunnerInfo,
+        stall_timeout_s: float,
+        on_tested: Callable[[Verdict], object] = lambda _verdict: None,
+    ) -> None:
         self.info = info
+        self.stats: RunnerStats | None = None
         self.n_running = 0
+        self._on_tested = on_tested
         self._stall_timeout_s = stall_timeout_s
         self._heard_at_s = 0.0
         self._process = process
@@ -55,12 +73,17 @@ class RunnerClient:
 
     @classmethod
     async def launch(
-        cls, spec: LoadSpec, *, stall_timeout_s: float, is_alone: bool = True
+        cls,
+        spec: LoadSpec,
+        *,
+        stall_timeout_s: float,
+        is_alone: bool = True,
+        on_tested: Callable[[Verdict], object] = lambda _verdict: None,
     ) -> "RunnerClient":
         """Starts a runner and loads `spec`; `is_alone` when no other runner is there.
 
         `stall_timeout_s` is how long the load, and later every step, may go without a sign of
-        life, not how long the whole may take.
+        life, not how long the whole may take. `on_tested` gets what a self-test finds.
         Raises LoadFailed. A cancelled launch ends the process.
         """
         try:
@@ -77,7 +100,7 @@ class RunnerClient:
         except BaseException:
             process.kill()
             raise
-        return cls(process, info, stall_timeout_s)
+        return cls(process, info, stall_timeout_s, on_tested)
 
     @property
     def pid(self) -> int:
@@ -97,13 +120,17 @@ class RunnerClient:
         n_ctx: int,
         template: str | None = None,
         return_context: bool = False,
+        client: str = "",
+        scope: str = "",
     ) -> RequestStream:
-        """Sends a request. Raises BadRequest when it is too large to be sent."""
+        """Sends a request; see `Submit`. Raises BadRequest when it is too large to be sent."""
         stream = RequestStream(next(self._ids), self._forget)
         if self.is_lost:
             stream.fail(RunnerLost("waiting", "it had ended before the request reached it"))
             return stream
-        message = Submit(stream.id, prompt, sampling, n_ctx, template, return_context)
+        message = Submit(
+            stream.id, prompt, sampling, n_ctx, template, return_context, client, scope
+        )
         try:
             self._connection.send(message)
         except FrameTooLarge as error:
@@ -130,6 +157,8 @@ class RunnerClient:
 
     def _receive(self, outbox: Outbox) -> None:
         self.n_running = outbox.n_running
+        if outbox.stats is not None:
+            self.stats = outbox.stats
         self._heard_at_s = self._loop.time()
         for item in outbox.items:
             self._handle(item)
@@ -140,14 +169,18 @@ class RunnerClient:
             if stream := self._streams.get(item.id):
                 self._progress(item.event, stream)
             return
-        if isinstance(item, Resized):
-            self.info = item.info
-            return
-        if isinstance(item, Tested):
-            return
-        if isinstance(item, Progress | Loaded | LoadRefused):
-            _log.error("runner %d sent %s after loading", self.pid, type(item).__name__)
-            return
+        match item:
+            case Resized(info=info):
+                self.info = info
+                _log.info("runner %d: its window is %d tokens now", self.pid, info.n_ctx)
+            case Tested(verdict=verdict):
+                self._on_tested(verdict)
+            case Progress() | Loaded() | LoadRefused():
+                _log.error("runner %d sent %s after loading", self.pid, type(item).__name__)
+            case _:
+                self._follow(item)
+
+    def _follow(self, item: Rendering | Waiting | Admitted | Failed) -> None:
         # The deadline of a template holds whether or not somebody still waits for its result.
         if isinstance(item, Rendering):
             self._start_render_timer(item.id)

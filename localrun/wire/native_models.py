@@ -163,8 +163,18 @@ class Slots(msgspec.Struct, frozen=True):
     busy: int
 
 
+class Kv(msgspec.Struct, frozen=True):
+    """Cells of a runner's KV cache; `used` ones include those `retained` for their prefix only."""
+
+    cells: int
+    used: int
+    retained: int
+    free: int
+    used_max: int
+
+
 class RunningModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of /api/ps; sizes in bytes. `slots`, `queued` and `state` are ours."""
+    """A row of /api/ps; sizes in bytes. What follows `context_length` is ours."""
 
     name: str
     model: str
@@ -177,6 +187,8 @@ class RunningModel(msgspec.Struct, frozen=True, kw_only=True):
     slots: Slots
     queued: int
     state: str
+    layout: str | UnsetType = UNSET
+    kv: Kv | UnsetType = UNSET
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from cli.render import (
     span,
     stats,
 )
-from cli.replies import ListedModel, LoadedModel, Slots, Stats
+from cli.replies import Kv, ListedModel, LoadedModel, Slots, Stats
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 DIGEST = "0123456789abcdef" * 4
@@ -35,7 +35,7 @@ def test_list_table() -> None:
 def test_empty_tables_have_a_header() -> None:
     assert list_table([], NOW) == "NAME    ID    SIZE    MODIFIED\n"
     assert ps_table([], NOW) == (
-        "NAME    ID    SIZE    PROCESSOR    CONTEXT    SLOTS    QUEUE    UNTIL\n"
+        "NAME    ID    SIZE    PROCESSOR    CONTEXT    SLOTS    KV    QUEUE    UNTIL\n"
     )
 
 
@@ -49,17 +49,18 @@ def test_ps_table() -> None:
             context_length=4096,
             expires_at=NOW + timedelta(minutes=4, seconds=30),
             slots=Slots(busy=3, total=8),
+            kv=Kv(cells=32768, used=1234),
             queued=2,
         ),
         LoadedModel("old", DIGEST, size=1000, expires_at=NOW - timedelta(seconds=1)),
     ]
     assert ps_table(models, NOW) == (
         "NAME        ID              SIZE      PROCESSOR          "
-        "CONTEXT    SLOTS    QUEUE    UNTIL\n"
+        "CONTEXT    SLOTS    KV            QUEUE    UNTIL\n"
         "m:latest    0123456789ab    300 MB    67%/33% CPU/GPU    "
-        "4096       3/8      2        4 minutes from now\n"
+        "4096       3/8      1234/32768    2        4 minutes from now\n"
         "old         0123456789ab    1 KB      100% CPU           "
-        "-          -        0        Stopping...\n"
+        "-          -        -             0        Stopping...\n"
     )
 
 

@@ -15,7 +15,6 @@ from localrun.ipc.framing import MAX_FRAME_BYTES, FrameDecoder, FrameTooLarge, e
 from localrun.loopback import is_loopback
 from localrun.options import OPTIONS, check_options, merge
 from localrun.placement.fit import Defaults, place
-from localrun.placement.machine import _quota
 from localrun.runner.measure import _cgroup_free_bytes
 from localrun.settings import SETTINGS, BadSetting, from_env, parse_host
 from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
@@ -78,6 +77,10 @@ def test_every_option_is_a_field_with_a_default() -> None:
         ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
         ({"seed": None}, {}),
         ({"use_mmap": True}, {"use_mmap": True}),
+        ({"deterministic": False}, {"deterministic": False}),
+        ({"admission": "static"}, {"admission": "static"}),
+        ({"stop": ""}, {"stop": ()}),
+        ({"stop": ["a", ""]}, {"stop": ("a",)}),
     ],
 )
 def test_options_take_their_type(raw: dict[str, Any], known: dict[str, Any]) -> None:
@@ -91,12 +94,15 @@ def test_options_take_their_type(raw: dict[str, Any], known: dict[str, Any]) -> 
         ("temperature", -1),
         ("temperature", math.nan),
         ("temperature", True),
-        ("num_ctx", 0),
+        ("num_ctx", -1),
         ("num_ctx", [1]),
         ("num_predict", -3),
         ("top_p", 1.1),
         ("stop", [1]),
         ("use_mmap", "yes"),
+        ("admission", "eager"),
+        ("admission", ["static"]),
+        ("deterministic", 1),
         ("num_ctx", 2**40),
         ("seed", 10**400),
     ],
@@ -116,6 +122,11 @@ def test_later_layers_win_and_scopes_are_told_apart() -> None:
     load, sampling = merge([{"num_ctx": 1, "seed": 1}, {"seed": 2}])
     assert (load.num_ctx, sampling.seed) == (1, 2)
     assert sampling.top_k == 40
+
+
+def test_a_window_of_0_counts_as_not_given() -> None:
+    assert merge([{"num_ctx": 0}])[0].num_ctx is None
+    assert merge([{"num_ctx": 7}, {"num_ctx": 0}])[0].num_ctx == 7
 
 
 @pytest.mark.parametrize(
@@ -160,17 +171,32 @@ def test_nobody_gets_more_threads_than_there_are_cpus(wanted: int | None, expect
     assert place(LoadOptions(num_thread=wanted), defaults, n_ctx_train=0).n_threads == expected
 
 
-def test_a_load_covers_smaller_windows_and_nothing_else_that_differs() -> None:
-    loaded = LoadSpec("/w", "d", n_ctx=100, n_parallel=1, n_threads=1)
-    for changes, is_covered in (
-        ({}, True),
-        ({"n_ctx": 50}, True),
-        ({"n_ctx": 101}, False),
-        ({"n_batch": 7}, False),
-        ({"n_gpu_layers": 3}, False),
-        ({"use_mmap": False}, False),
-    ):
-        assert loaded.covers(replace(loaded, **changes)) is is_covered, changes
+@pytest.mark.parametrize(
+    ("asked", "changes", "is_covered"),
+    [
+        ({}, {}, True),
+        ({"num_ctx": 50}, {"n_ctx": 50}, True),
+        ({"num_ctx": 101}, {"n_ctx": 101}, True),
+        ({}, {"n_batch": 7, "n_gpu_layers": 3, "n_threads": 3, "use_mmap": False}, True),
+        ({"num_batch": 512}, {}, True),
+        ({"num_batch": 7}, {"n_batch": 7}, False),
+        ({"num_gpu": 3}, {"n_gpu_layers": 3}, False),
+        ({"main_gpu": 1}, {"main_gpu": 1}, False),
+        ({"use_mmap": False}, {"use_mmap": False}, False),
+        ({"num_thread": 0}, {}, True),
+        ({"num_thread": 9}, {}, True),
+        ({"num_thread": 1}, {"n_threads": 1}, False),
+        ({"admission": "continuous"}, {}, True),
+        ({"admission": "static"}, {"admission": "static"}, False),
+        ({}, {"weights_digest": "other"}, False),
+    ],
+)
+def test_only_what_is_asked_for_and_no_window_needs_another_load(
+    asked: dict[str, Any], changes: dict[str, Any], is_covered: bool
+) -> None:
+    loaded = LoadSpec("/w", "d", n_ctx=100, n_parallel=1, n_threads=2)
+    wanted = replace(loaded, asked=LoadOptions(**asked), **changes)
+    assert loaded.covers(wanted) is is_covered
 
 
 @pytest.mark.parametrize(
@@ -206,16 +232,6 @@ def test_a_cgroup_limit_counts_without_the_page_cache(
     assert _cgroup_free_bytes(tmp_path / "none") is None
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("max 100000", None), ("150000 100000", 1), ("400000 100000", 4), ("5 100000", 1), ("", None)],
-)
-def test_a_cpu_quota_counts_in_whole_cpus(tmp_path: Path, text: str, expected: int | None) -> None:
-    path = tmp_path / "cpu.max"
-    path.write_text(text)
-    assert _quota(path) == expected
-
-
 def test_names_with_other_adapters_do_not_share_a_runner() -> None:
     plain = LoadSpec("/w", "d", n_ctx=1, n_parallel=1, n_threads=1)
     adapted = LoadSpec("/w", "d", n_ctx=1, n_parallel=1, n_threads=1, adapter_paths=("/a",))
@@ -242,12 +258,43 @@ def test_a_setting_is_found_under_each_of_its_names_in_order() -> None:
         ("LOCALRUN_HOST", "host:99999"),
         ("LOCALRUN_KV_CACHE_TYPE", "q3"),
         ("LOCALRUN_FLASH_ATTENTION", "maybe"),
+        ("LOCALRUN_KV_POOL", "-1"),
+        ("LOCALRUN_KV_POOL", "2GiB"),
+        ("LOCALRUN_KV_LAYOUT", "paged"),
+        ("LOCALRUN_HOST_TIER", "some"),
+        ("LOCALRUN_HOST_TIER", "-1"),
+        ("LOCALRUN_TPOT_TARGET_MS", "0"),
+        ("LOCALRUN_TPOT_TARGET_MS", "nan"),
+        ("LOCALRUN_TPOT_TARGET_MS", "fast"),
+        ("LOCALRUN_DETERMINISTIC", "sometimes"),
         ("LOCALRUN_TYPO", "1"),
     ],
 )
 def test_a_bad_setting_names_its_variable(variable: str, value: str) -> None:
     with pytest.raises(BadSetting, match=variable):
         from_env({variable: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("KV_POOL", "32768", "kv_pool", 32768),
+        ("KV_POOL", "auto", "kv_pool", None),
+        ("KV_LAYOUT", "Split", "kv_layout", "split"),
+        ("KV_LAYOUT", "auto", "kv_layout", None),
+        ("HOST_TIER", "2GiB", "host_tier_bytes", 2 << 30),
+        ("HOST_TIER", "0", "host_tier_bytes", 0),
+        ("HOST_TIER", "AUTO", "host_tier_bytes", None),
+        ("TPOT_TARGET_MS", "62.5", "tpot_target_ms", 62.5),
+        ("TPOT_TARGET_MS", "auto", "tpot_target_ms", None),
+        ("DETERMINISTIC", "1", "deterministic", True),
+    ],
+)
+def test_settings_of_the_kv_cache_and_the_step(
+    name: str, text: str, field: str, value: object
+) -> None:
+    assert getattr(from_env({f"LOCALRUN_{name}": text}), field) == value
+    assert getattr(from_env({f"OLLAMA_{name}": text}), field) == getattr(from_env({}), field)
 
 
 def test_quotes_spaces_and_empty_values() -> None:
@@ -288,6 +335,7 @@ SAMPLES = [
     errors.BadRequest("messages[0].role", "is missing"),
     errors.Unsupported("m", "chat"),
     errors.ContextOverflow(5000, 4096),
+    errors.WindowTooLarge(131072, 20480),
     errors.TemplateFailed("no"),
     errors.TemplateTimeout(10.0),
     errors.QueueFull(512, 3),

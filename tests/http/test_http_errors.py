@@ -52,6 +52,14 @@ def test_both_dialects():
     )
 
 
+def test_a_window_that_memory_cannot_hold_says_which_one_it_can():
+    response = error_response(ours.WindowTooLarge(131072, 20480), "openai")
+    fault = fault_of(ours.WindowTooLarge(131072, 20480))[1]
+    assert (response.status_code, fault.path) == (400, "options.num_ctx")
+    for part in ("131072", "20480", "num_ctx"):
+        assert part in fault.message
+
+
 def test_a_full_queue_says_when_to_come_back():
     response = error_response(ours.QueueFull(5, 3), "openai")
     assert (response.status_code, response.headers["retry-after"]) == (503, "3")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from http_fakes import Exchange, ScriptedService, app_of
 
-from localrun.core import Resident, RunnerInfo
+from localrun.core import Resident, RunnerInfo, RunnerStats
 from localrun.http import create as create_module
 from modelstore.create import CreateRequest, Progress, create
 from modelstore.errors import DiskFull
@@ -170,9 +170,50 @@ def test_ps(root):
             "digest": Store(root).resolve("tiny").digest,
         }.items()
     )
+    assert (stays["layout"], stays["kv"]) == (
+        "split",
+        {"cells": 0, "used": 0, "retained": 0, "free": 0, "used_max": 0},
+    )
     assert stays["expires_at"] > "2300"
+    assert "kv" not in loading
+    assert "layout" not in loading
     assert (loading["state"], loading["queued"], loading["digest"]) == ("loading", 2, "")
     assert loading["expires_at"].startswith("2026-01-02T03:04:05")
+
+
+STATS = RunnerStats(
+    {
+        "kv_cells": 2048,
+        "kv_cells_used": 500,
+        "kv_cells_retained": 100,
+        "kv_cells_free": 1548,
+        "kv_cells_used_max": 900,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("stats", "kv"),
+    [
+        (STATS, {"cells": 2048, "used": 500, "retained": 100, "free": 1548, "used_max": 900}),
+        (None, {"cells": 2048, "used": 0, "retained": 0, "free": 2048, "used_max": 0}),
+    ],
+)
+def test_ps_shows_the_cells_of_the_kv_cache(root, stats, kv):
+    service = ScriptedService()
+    info = RunnerInfo(n_ctx=512, n_slots=4, n_cells=2048, layout="unified")
+    service.residents = (Resident("k", "tiny:latest", "ready", math.inf, info=info, stats=stats),)
+    (row,) = ask(root, "GET", "/api/ps", service=service)[1]["models"]
+    assert (row["layout"], row["kv"]) == ("unified", kv)
+
+
+def test_metrics(root):
+    service = ScriptedService()
+    service.residents = (Resident("k", "tiny:latest", "ready", math.inf, stats=STATS),)
+    exchange = Exchange(app_of(service, root), "GET", "/metrics")
+    status, headers, body = asyncio.run(exchange.run())
+    assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert b'localrun_kv_cells_used{model="tiny:latest"} 500\n' in body
 
 
 DATA = b"some bytes of a model" * 1000

@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from http_fakes import Exchange, ScriptedService, app_of
+from http_fakes import DONE, Exchange, ScriptedService, app_of
 
 import localrun
 
@@ -89,3 +89,13 @@ def test_a_client_that_leaves_while_sending_its_body_is_no_error(tmp_path, caplo
 
     asyncio.run(main())
     assert "error" not in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/v1/chat/completions"])
+def test_a_call_says_which_address_it_came_from(tmp_path, path):
+    service = ScriptedService(DONE)
+    body = {"model": "m", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    body |= {"stream": False}
+    exchange = Exchange(app_of(service, tmp_path), "POST", path, body, peer="192.0.2.7")
+    assert asyncio.run(exchange.run())[0] == 200
+    assert [(call.client, call.scope) for call in service.calls] == [("192.0.2.7", "")]

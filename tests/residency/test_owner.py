@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localrun.core import LoadSpec, RunnerInfo
+from localrun.core import LoadOptions, LoadSpec, RunnerInfo, RunnerStats
 from localrun.errors import LoadFailed, LocalrunError, QueueFull, ShuttingDown
 from localrun.residency.owner import Lease, Residency
 
@@ -18,6 +18,7 @@ class FakeRunner:
     def __init__(self, spec: LoadSpec, world: "World") -> None:
         self.spec = spec
         self.info = RunnerInfo(spec.n_ctx, spec.n_parallel)
+        self.stats: RunnerStats | None = None
         self.n_running = 0
         self.n_leases = 0
         self.is_lost = False
@@ -64,9 +65,9 @@ class World:
         return runner
 
     async def lease(
-        self, name: str, keep_alive_s: float | None = None, n_ctx: int = 100
+        self, name: str, keep_alive_s: float | None = None, n_ctx: int = 100, **wishes: Any
     ) -> Lease[FakeRunner]:
-        spec = LoadSpec(f"/{name}", name, n_ctx=n_ctx, n_parallel=2, n_threads=1)
+        spec = LoadSpec(f"/{name}", name, n_ctx=n_ctx, n_parallel=2, n_threads=1, **wishes)
         lease = await self.residency.lease(spec, name, keep_alive_s)
         lease.runner.n_leases += 1
         return lease
@@ -179,15 +180,25 @@ def test_all_busy_drains_one_and_steady_traffic_to_it_cannot_keep_others_out() -
     run(story())
 
 
-def test_a_larger_window_waits_for_the_running_ones_and_loads_again() -> None:
+def test_another_load_option_waits_for_the_running_ones_and_loads_again() -> None:
+    async def story() -> None:
+        world = World()
+        plain = await world.lease("a")
+        other = world.ask("a", n_batch=7, asked=LoadOptions(num_batch=7))
+        await world.settle()
+        assert not other.done()
+        await world.release(plain)
+        assert (await other).runner.spec.n_batch == 7
+
+    run(story())
+
+
+def test_a_larger_window_gets_the_runner_that_is_there() -> None:
     async def story() -> None:
         world = World()
         small = await world.lease("a")
-        large = world.ask("a", n_ctx=500)
-        await world.settle()
-        assert not large.done()
-        await world.release(small)
-        assert (await large).runner.info.n_ctx == 500
+        large = await world.lease("a", n_ctx=500)
+        assert large.runner is small.runner
 
     run(story())
 

@@ -1,14 +1,16 @@
 """The truth table of residency's decision, and the arithmetic of keep-alive."""
 
+from typing import Any
+
 import pytest
 
-from localrun.core import LoadSpec
+from localrun.core import LoadOptions, LoadSpec
 from localrun.residency.keep_alive import effective_s, next_expiry_s
 from localrun.residency.policy import Decision, Evict, Held, Start, Use, Wait, decide
 from localrun.units import FOREVER
 
 
-def spec(name: str, n_ctx: int = 4096, **changes: int) -> LoadSpec:
+def spec(name: str, n_ctx: int = 4096, **changes: Any) -> LoadSpec:
     return LoadSpec(f"/{name}", name, n_ctx=n_ctx, n_parallel=8, n_threads=2, **changes)
 
 
@@ -23,8 +25,13 @@ TABLE: dict[str, tuple[LoadSpec, list[Held], int, Decision]] = {
     "loaded and ready": (A, [ready("a")], 1, Use()),
     "loaded and busy": (A, [ready("a", n_leases=20)], 1, Use()),
     "a smaller window is served": (spec("a", 100), [ready("a")], 1, Use()),
-    "a larger window loads again": (spec("a", 9999), [ready("a")], 3, Evict("a")),
-    "other layers load again": (spec("a", n_gpu_layers=3), [ready("a")], 3, Evict("a")),
+    "a larger window is served": (spec("a", 9999), [ready("a")], 1, Use()),
+    "other layers load again": (
+        spec("a", n_gpu_layers=3, asked=LoadOptions(num_gpu=3)),
+        [ready("a")],
+        3,
+        Evict("a"),
+    ),
     "on its way in": (A, [Held(A, "loading")], 1, Wait()),
     "on its way out": (A, [Held(A, "stopping")], 3, Wait()),
     "room beside another": (A, [ready("b")], 2, Start()),

@@ -1,0 +1,100 @@
+"""What the service makes of a call before any runner is needed: load spec, sampling, defaults."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live import write_fake_model
+
+from localrun.core import Call, ChatPrompt, LoadOptions, Message, Verdict
+from localrun.placement.fit import Defaults
+from localrun.placement.verdicts import Verdicts
+from localrun.residency.owner import Residency
+from localrun.service import InferenceService, ServiceDefaults
+from localrun.supervisor.client import RunnerClient
+from modelstore.create import CreateRequest, create
+from modelstore.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store with `m`, whose Modelfile asks for a window of 512."""
+    store = Store(tmp_path / "models")
+    path = write_fake_model(tmp_path / "m.gguf", {"pieces": ["x"], "n_ctx_train": 2048})
+    request = CreateRequest(name="m", path=path, parameters={"num_ctx": 512, "num_batch": 64})
+    for _ in create(store, request, check_parameters=lambda parameters: parameters):
+        pass
+    return store
+
+
+def prepared(store: Store, verdicts: Verdicts, options: dict[str, Any], **defaults: Any) -> Any:
+    """The work that a chat with these options becomes."""
+
+    async def launch(_spec: object) -> RunnerClient:
+        raise AssertionError("nothing is loaded here")
+
+    residency = Residency(launch, max_loaded=1, max_queue=1, keep_alive_s=1)
+    placement = Defaults(None, n_threads=2, n_threads_max=2)
+    service = InferenceService(
+        store, residency, ServiceDefaults(placement, n_parallel=4, **defaults), verdicts
+    )
+    call = Call("m", ChatPrompt((Message("user", "hi"),)), options)
+    return service._prepare(call)
+
+
+@pytest.fixture
+def verdicts(tmp_path: Path) -> Verdicts:
+    return Verdicts(tmp_path / "verdicts.json")
+
+
+def test_settings_shape_the_load(store: Store, verdicts: Verdicts) -> None:
+    settings = {
+        "kv_pool": 9000,
+        "kv_layout": "split",
+        "host_tier_bytes": 0,
+        "tpot_target_ms": 50.0,
+        "kv_cache_type": "q8_0",
+        "flash_attention": True,
+    }
+    spec = prepared(store, verdicts, {}, **settings).spec
+    assert {name: getattr(spec, name) for name in settings} == settings
+    assert spec.admission == "continuous"
+
+
+def test_the_spec_remembers_what_was_asked_for(store: Store, verdicts: Verdicts) -> None:
+    spec = prepared(store, verdicts, {"num_batch": 32, "admission": "static"}).spec
+    assert spec.asked == LoadOptions(num_ctx=512, num_batch=32, admission="static")
+    assert (spec.n_ctx, spec.n_batch, spec.admission) == (512, 32, "static")
+
+
+@pytest.mark.parametrize(("num_ctx", "n_ctx"), [(0, 512), (100, 100), (9999, 2048)])
+def test_a_window_is_the_requests_the_models_or_the_trained_one(
+    store: Store, verdicts: Verdicts, num_ctx: int, n_ctx: int
+) -> None:
+    assert prepared(store, verdicts, {"num_ctx": num_ctx}).spec.n_ctx == n_ctx
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "expected"),
+    [
+        (False, {}, False),
+        (True, {}, True),
+        (True, {"deterministic": False}, False),
+        (False, {"deterministic": True}, True),
+    ],
+)
+def test_a_request_decides_about_determinism_before_the_setting(
+    store: Store, verdicts: Verdicts, setting: bool, options: dict[str, Any], expected: bool
+) -> None:
+    work = prepared(store, verdicts, options, deterministic=setting)
+    assert work.sampling.deterministic is expected
+
+
+def test_a_load_gets_the_verdict_of_an_earlier_one(store: Store, verdicts: Verdicts) -> None:
+    spec = prepared(store, verdicts, {}).spec
+    assert spec.verdict is None
+    verdict = Verdict("split", flash_attention=False)
+    verdicts.keep(spec, verdict)
+    again = prepared(store, verdicts, {}).spec
+    assert again.verdict == verdict
+    assert spec.covers(again)
