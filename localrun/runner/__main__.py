@@ -32,6 +32,7 @@ from localrun.ipc.messages import (
     Submit,
 )
 from localrun.runner.engine.engine import Engine
+from localrun.runner.engine.layout import window_of
 from localrun.runner.io import Channel
 from localrun.runner.model import LoadRefused as Refused
 from localrun.runner.model import Model
@@ -129,7 +130,11 @@ def _serve(spec: LoadSpec, channel: Channel, inboxes: Inboxes) -> None:
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     text = TextThread(model.vocab, inboxes.text, engine.inbox, channel.send)
-    prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put)
+
+    def window(n_ctx: int) -> int:
+        return window_of(spec, model.facts, model.free_bytes(), n_ctx)
+
+    prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put, window)
     channel.send(Outbox((Loaded(model.info),)))
     _start(text.run)
     _start(prompts.run)

@@ -1,4 +1,5 @@
-"""The step: sequences join and leave between forwards, and nothing of them stays behind."""
+"""The step: sequences join and leave between forwards, share what they have in common, yield when
+cells run out, and leave nothing behind."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,6 @@ import pytest
 from localrun.core import LoadSpec, SamplingParams
 from localrun.errors import EngineFailed
 from localrun.runner.engine.engine import Engine, Remove, StepOutput
-from localrun.runner.engine.kv import Slots, n_slots_that_fit
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeModel
 
@@ -17,44 +17,65 @@ from localrun.runner.fake import FakeModel
 class Bench:
     """An engine on a scripted model, stepped by hand."""
 
-    def __init__(self, path: Path, n_parallel: int = 2, n_ctx: int = 100) -> None:
-        spec = LoadSpec(str(path), "digest", n_ctx=n_ctx, n_parallel=n_parallel, n_threads=1)
-        self.model = FakeModel(spec, lambda _fraction: None)
+    def __init__(self, path: Path, n_parallel: int, n_ctx: int, **spec: Any) -> None:
+        self.spec = LoadSpec(
+            str(path), "digest", n_ctx=n_ctx, n_parallel=n_parallel, n_threads=1, **spec
+        )
+        self.model = FakeModel(self.spec, lambda _fraction: None)
         self.outputs: list[StepOutput] = []
-        self.engine = Engine(self.model, self.outputs.append)
+        self.engine = Engine(self.model, self.spec, self.outputs.append)
+        self.n_ctx = n_ctx
+        self.n_running_max = 0
+        self.texts: dict[int, bytes] = {}
 
     def submit(self, number: int, text: str, **params: Any) -> Sequence:
+        n_ctx = params.pop("n_ctx", self.n_ctx)
+        scope = params.pop("scope", "")
         tokens = self.model.vocab.tokenize(text)
-        sequence = Sequence(number, tokens, SamplingParams(temperature=0, **params), 100)
+        sampling = SamplingParams(temperature=0, **params)
+        sequence = Sequence(number, tokens, sampling, n_ctx, scope=scope)
         self.engine.inbox.put(sequence)
         return sequence
 
     def step(self) -> StepOutput | None:
         self.outputs.clear()
         self.engine.step()
+        self.n_running_max = max(self.n_running_max, len(self.engine.running))
+        for out in (out for output in self.outputs for out in output.tokens):
+            piece = b"" if out.token is None else self.model.vocab.token_bytes(out.token)
+            self.texts[out.sequence.id] = self.texts.get(out.sequence.id, b"") + piece
         return self.outputs[0] if self.outputs else None
 
     def finish(self) -> dict[int, bytes]:
-        """Steps until nothing happens; the text of every sequence by id."""
-        texts: dict[int, bytes] = {}
+        """Steps until nothing happens; the text of every sequence so far by id."""
         while output := self.step():
-            for out in output.tokens:
-                piece = b"" if out.token is None else self.model.vocab.token_bytes(out.token)
-                texts[out.sequence.id] = texts.get(out.sequence.id, b"") + piece
-        return texts
+            assert not output.failed
+        return self.texts
+
+    def count(self, name: str) -> float:
+        return self.engine.stats().values[name]
+
+
+MakeBench = Callable[..., Bench]
+SPEC = {"kv_layout", "kv_pool", "host_tier_bytes", "admission", "tpot_target_ms"}
 
 
 @pytest.fixture
-def make_bench(fake_model: Callable[..., Path]) -> Callable[..., Bench]:
-    def make(*, n_parallel: int = 2, n_ctx: int = 100, **script: Any) -> Bench:
-        return Bench(fake_model(**script), n_parallel, n_ctx)
+def make_bench(fake_model: Callable[..., Path]) -> MakeBench:
+    def make(*, n_parallel: int = 2, n_ctx: int = 100, **rest: Any) -> Bench:
+        spec = {name: rest.pop(name) for name in SPEC & set(rest)}
+        return Bench(fake_model(**rest), n_parallel, n_ctx, **spec)
 
     return make
 
 
-def test_a_waiting_sequence_enters_in_the_step_after_one_leaves(
-    make_bench: Callable[..., Bench],
-) -> None:
+BOTH = pytest.mark.parametrize("kv_layout", ["unified", "split"])
+
+
+# ---- batching
+
+
+def test_a_waiting_sequence_enters_in_the_step_after_one_leaves(make_bench: MakeBench) -> None:
     bench = make_bench(n_parallel=2, echo=True)
     for number, text in enumerate(["a", "long one", "next"]):
         bench.submit(number, text)
@@ -70,19 +91,18 @@ def test_a_waiting_sequence_enters_in_the_step_after_one_leaves(
     assert [s.id for s in third.admitted] == [2]
 
 
+@BOTH
 def test_every_answer_is_complete_whatever_runs_beside_it(
-    make_bench: Callable[..., Bench],
+    make_bench: MakeBench, kv_layout: str
 ) -> None:
-    bench = make_bench(n_parallel=3, echo=True, n_batch=5)
+    bench = make_bench(n_parallel=3, echo=True, n_batch=5, kv_layout=kv_layout)
     texts = {n: "x" * (n % 7) + f"text {n}" for n in range(16)}
     for number, text in texts.items():
         bench.submit(number, text)
     assert bench.finish() == {n: text.encode() for n, text in texts.items()}
 
 
-def test_a_removed_sequence_frees_its_slot_in_the_next_step(
-    make_bench: Callable[..., Bench],
-) -> None:
+def test_a_removed_sequence_frees_its_slot_in_the_next_step(make_bench: MakeBench) -> None:
     bench = make_bench(n_parallel=1, pieces=["la "], endless=True)
     bench.submit(1, "sing")
     bench.submit(2, "too")
@@ -94,9 +114,7 @@ def test_a_removed_sequence_frees_its_slot_in_the_next_step(
     assert {out.sequence.id for out in output.tokens} == {2}
 
 
-def test_a_sequence_removed_while_it_waits_is_never_evaluated(
-    make_bench: Callable[..., Bench],
-) -> None:
+def test_a_sequence_removed_while_it_waits_is_never_evaluated(make_bench: MakeBench) -> None:
     bench = make_bench(n_parallel=1, pieces=["la "], endless=True)
     bench.submit(1, "sing")
     waiting = bench.submit(2, "too")
@@ -108,16 +126,26 @@ def test_a_sequence_removed_while_it_waits_is_never_evaluated(
     assert waiting.n_done == 0
 
 
-def test_removing_an_unknown_sequence_changes_nothing(make_bench: Callable[..., Bench]) -> None:
+def test_a_sequence_removed_in_the_middle_of_its_prompt_frees_its_cells(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(pieces=["la "], endless=True, n_batch=8, kv_layout="unified")
+    bench.submit(1, "sing" * 10)
+    bench.step()
+    assert bench.engine.gauges()["kv_cells_used"] == 8
+    bench.engine.inbox.put(Remove(1))
+    bench.step()
+    assert bench.engine.gauges()["kv_cells_used"] == 0
+
+
+def test_removing_an_unknown_sequence_changes_nothing(make_bench: MakeBench) -> None:
     bench = make_bench(pieces=["a", "b"])
     bench.submit(1, "hi")
     bench.engine.inbox.put(Remove(99))
     assert bench.finish() == {1: b"ab"}
 
 
-def test_a_stream_decodes_in_every_step_beside_a_long_prompt(
-    make_bench: Callable[..., Bench],
-) -> None:
+def test_a_stream_decodes_in_every_step_beside_a_long_prompt(make_bench: MakeBench) -> None:
     bench = make_bench(pieces=["la "], endless=True, n_batch=4)
     bench.submit(1, "sing")
     bench.step()
@@ -128,36 +156,230 @@ def test_a_stream_decodes_in_every_step_beside_a_long_prompt(
         assert 1 in {out.sequence.id for out in output.tokens}
 
 
-def test_a_failed_forward_ends_only_its_own_sequences(make_bench: Callable[..., Bench]) -> None:
-    # Two cells less than the window claims: the fake gives code 1 when they run out.
-    bench = make_bench(n_ctx=6, pieces=["la "], endless=True)
-    bench.submit(1, "12345")
-    bench.submit(2, "1")
-    failed = []
-    for _ in range(3):
-        output = bench.step()
-        assert output is not None
-        failed += output.failed
-    assert {s.id for s, _ in failed} == {1, 2}  # one call carries both decodes
-    assert all(isinstance(error, EngineFailed) for _, error in failed)
-    bench.submit(3, "1")
+# ---- prefixes
+
+
+@BOTH
+def test_the_next_turn_evaluates_only_what_is_new(make_bench: MakeBench, kv_layout: str) -> None:
+    bench = make_bench(n_ctx=400, echo=True, kv_layout=kv_layout)
+    first = bench.submit(1, "a long first turn " * 5)
+    bench.finish()
+    n_evaluated = bench.count("prefill_tokens_total")
+    second = bench.submit(2, "")
+    second.tokens[:] = [*first.tokens, *b"and more"]
+    second.__post_init__()
+    bench.finish()
+    assert second.n_cached == len(first.tokens)
+    assert bench.count("prefill_tokens_total") - n_evaluated == len("and more")
+
+
+@BOTH
+def test_those_who_wait_for_a_prefix_that_is_computed_evaluate_it_once(
+    make_bench: MakeBench, kv_layout: str
+) -> None:
+    bench = make_bench(n_parallel=8, n_ctx=300, echo=True, n_batch=32, kv_layout=kv_layout)
+    shared = "You are a helpful assistant. " * 5
+    sequences = [bench.submit(n, f"{shared}{n}") for n in range(8)]
+    texts = bench.finish()
+    assert texts == {n: f"{shared}{n}".encode() for n in range(8)}
+    assert sequences[0].n_cached == 0
+    assert all(s.n_cached == len(shared) for s in sequences[1:])
+    assert bench.count("prefill_tokens_total") == len(shared) + 1
+    assert bench.count("prefix_hit_tokens_total") == 7 * len(shared)
+
+
+def test_cells_of_a_shared_prefix_are_used_once(make_bench: MakeBench) -> None:
+    bench = make_bench(n_parallel=8, n_ctx=200, kv_layout="unified", pieces=["la "], endless=True)
+    for number in range(8):
+        bench.submit(number, "x" * 100 + f"{number}", num_predict=5)
+    while len(bench.engine.running) < 8:
+        bench.step()
+    # All have the prefix in common; each has a digit and at most its tokens so far for itself.
+    assert bench.engine.gauges()["kv_cells_used"] <= 100 + 8 * 5
+
+
+def test_prefixes_are_shared_within_a_scope_only(make_bench: MakeBench) -> None:
+    bench = make_bench(n_ctx=300, echo=True, kv_layout="unified")
+    prompt = "the same secret words " * 4
+    bench.submit(1, prompt, scope="alice")
+    bench.finish()
+    stranger = bench.submit(2, prompt, scope="bob")
+    bench.finish()
+    friend = bench.submit(3, prompt, scope="alice")
+    bench.finish()
+    assert (stranger.n_cached, friend.n_cached) == (0, len(prompt) - 1)
+
+
+def test_a_stranger_does_not_wait_for_a_prefix_of_another_scope(make_bench: MakeBench) -> None:
+    bench = make_bench(n_ctx=300, echo=True, n_batch=16)
+    bench.submit(1, "x" * 90, scope="alice")
+    bench.submit(2, "x" * 90, scope="bob")
     output = bench.step()
     assert output is not None
-    assert [s.id for s in output.admitted] == [3]
+    assert [s.id for s in output.admitted] == [1, 2]
 
 
-def test_slots_are_handed_out_lowest_first() -> None:
-    slots = Slots(4)
-    assert [slots.take() for _ in range(3)] == [0, 1, 2]
-    slots.give_back(1)
-    slots.give_back(0)
-    assert [slots.take(), slots.take(), slots.n_free] == [0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("budget_bytes", "expected"), [(10**9, 8), (4096 * 100 * 3, 3), (1, 1), (0, 1)]
-)
-def test_windows_beyond_the_memory_cost_slots_but_never_the_last(
-    budget_bytes: int, expected: int
+@pytest.mark.parametrize("shares_prefixes", [True, False])
+@BOTH
+def test_a_model_that_cannot_cut_reuses_whole_sequences_only(
+    make_bench: MakeBench, kv_layout: str, shares_prefixes: bool
 ) -> None:
-    assert n_slots_that_fit(8, 4096, 100, budget_bytes) == expected
+    bench = make_bench(n_ctx=400, echo=True, kv_layout=kv_layout, shares_prefixes=shares_prefixes)
+    first = bench.submit(1, "y" * 100)
+    bench.finish()
+    forked = bench.submit(2, "y" * 80 + "other end")
+    bench.finish()
+    assert forked.n_cached == (80 if shares_prefixes else 0)
+    again = bench.submit(3, "")
+    again.tokens[:] = [*first.tokens, 65]
+    again.__post_init__()
+    bench.finish()
+    assert again.n_cached == 200
+
+
+def test_retained_sequences_go_when_cells_are_needed(make_bench: MakeBench) -> None:
+    bench = make_bench(
+        n_parallel=2, n_ctx=100, kv_layout="unified", kv_pool=100, echo=True, host_tier_bytes=0
+    )
+    for number in range(6):
+        bench.submit(number, f"{number}" * 40)
+        assert bench.finish()[number] == f"{number}".encode() * 40
+    assert bench.count("donors_dropped_total") > 0
+
+
+def test_idle_sequences_hold_a_quarter_of_the_pool_and_the_rest_waits_in_memory(
+    make_bench: MakeBench,
+) -> None:
+    # Rows take their time, so that keeping the KV is worth it.
+    bench = make_bench(n_ctx=200, n_parallel=2, kv_layout="unified", echo=True, row_s=0.0002)
+    for number in range(5):
+        bench.submit(number, f"{number}" * 70, num_predict=5)
+        bench.finish()
+    gauges = bench.engine.gauges()
+    assert gauges["kv_cells_retained"] <= 100
+    assert gauges["host_tier_bytes"] > 0
+    back = bench.submit(9, "0" * 70 + "!", num_predict=1)
+    bench.finish()
+    assert back.n_cached == 70
+
+
+# ---- memory
+
+
+def test_when_cells_run_out_all_answers_still_come_whole(make_bench: MakeBench) -> None:
+    bench = make_bench(n_parallel=6, n_ctx=100, kv_layout="unified", kv_pool=150, echo=True)
+    texts = {n: f"{n}" * 40 for n in range(6)}
+    for number, text in texts.items():
+        bench.submit(number, text, num_predict=40)
+    assert bench.finish() == {n: text.encode() for n, text in texts.items()}
+    n_preempted = bench.count("preemptions_swap_total") + bench.count("preemptions_recompute_total")
+    assert n_preempted > 0
+
+
+def test_more_run_at_once_than_whole_windows_would_allow(make_bench: MakeBench) -> None:
+    bench = make_bench(n_parallel=32, n_ctx=4096, kv_layout="unified", kv_pool=8192, echo=True)
+    for number in range(40):
+        bench.submit(number, f"{number:03}" * 50, num_predict=100)
+    texts = bench.finish()
+    assert len(texts) == 40
+    assert all(len(text) == 100 for text in texts.values())
+    assert bench.n_running_max >= 24
+
+
+def test_a_victim_resumes_before_anybody_new(make_bench: MakeBench) -> None:
+    bench = make_bench(n_parallel=2, n_ctx=100, kv_layout="unified", kv_pool=100, echo=True)
+    bench.submit(1, "a" * 30, num_predict=30)
+    bench.submit(2, "b" * 30, num_predict=30)
+    while not bench.engine.gauges()["preempted"]:
+        bench.step()
+    bench.submit(3, "c")
+    order = []
+    while output := bench.step():
+        order += [out.sequence.id for out in output.tokens if out.reason]
+    assert order[:2] == [1, 2]
+
+
+def test_a_context_with_fewer_cells_than_it_says_ends_only_those_it_cannot_hold(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(
+        n_parallel=1, n_ctx=20, kv_layout="unified", kv_pool=20, n_cells_lost=10, echo=True
+    )
+    bench.submit(1, "x" * 15)
+    failed = []
+    while output := bench.step():
+        failed += output.failed
+    assert [(s.id, type(error)) for s, error in failed] == [(1, EngineFailed)]
+    bench.submit(2, "abc")
+    assert bench.finish() == {2: b"abc"}
+    assert bench.count("forward_errors_total") > 0
+
+
+# ---- the context
+
+
+@BOTH
+def test_a_larger_window_is_a_new_context_around_running_sequences(
+    make_bench: MakeBench, kv_layout: str
+) -> None:
+    bench = make_bench(n_parallel=2, n_ctx=60, kv_layout=kv_layout, kv_pool=None, echo=True)
+    bench.submit(1, "a" * 25)
+    bench.step()
+    bench.step()
+    bench.submit(2, "b" * 80, n_ctx=200)
+    assert bench.finish() == {1: b"a" * 25, 2: b"b" * 80}
+    assert bench.count("context_rebuilds_total") == 1
+    assert bench.model.info.n_ctx == 200
+
+
+def test_a_pool_that_is_large_enough_is_not_rebuilt_for_a_larger_window(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(n_parallel=4, n_ctx=50, kv_layout="unified", echo=True)
+    bench.submit(1, "b" * 80, n_ctx=190)
+    assert bench.finish() == {1: b"b" * 80}
+    assert bench.count("context_rebuilds_total") == 0
+
+
+def test_a_deterministic_sequence_shares_neither_cells_nor_forwards(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(n_parallel=2, n_ctx=300, kv_layout="unified", echo=True)
+    shapes: list[tuple[int, int]] = []
+    forward = bench.model.forward
+
+    def watched(tokens: Any, positions: Any, kv_ids: Any, outputs: Any) -> int:
+        if 1 in {s.id for s in bench.engine.running if s.kv_id in set(kv_ids)}:
+            shapes.append((len(tokens), len(set(kv_ids))))
+        return forward(tokens, positions, kv_ids, outputs)
+
+    bench.model.forward = watched  # type: ignore[method-assign]
+    bench.submit(0, "z" * 130)
+    sequence = bench.submit(1, "z" * 130, deterministic=True, num_predict=3)
+    bench.submit(2, "other words")
+    bench.finish()
+    assert sequence.n_cached == 0
+    assert shapes == [(64, 1), (64, 1), (2, 1), (1, 1), (1, 1)]
+
+
+# ---- admission
+
+
+def test_static_admission_waits_for_a_whole_batch_and_runs_it_to_its_end(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(n_parallel=2, echo=True, admission="static")
+    bench.submit(1, "a")
+    bench.step()
+    assert bench.engine.running == []
+    bench.submit(2, "long")
+    bench.submit(3, "b")
+    bench.submit(4, "c")
+    bench.step()
+    assert [s.id for s in bench.engine.running] == [1, 2]
+    bench.step()
+    assert [s.id for s in bench.engine.running] == [2]
+    while 2 in {s.id for s in bench.engine.running}:
+        bench.step()
+    bench.step()
+    assert [s.id for s in bench.engine.running] == [3, 4]

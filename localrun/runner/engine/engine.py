@@ -40,8 +40,8 @@ from localrun.runner.model import LoadRefused, Model
 _NO_CELLS = 1
 BROKEN_LOGITS = -100
 
-# Cells that admission leaves free: every running sequence takes one a step.
-_RESERVE_CELLS = 64
+# One in so many cells stays free when sequences are admitted, as vLLM's watermark.
+_RESERVE_PART = 100
 
 # How often the counters travel while sequences run.
 _STATS_INTERVAL_NS = 500_000_000
@@ -299,7 +299,8 @@ class Engine:
         if not self.running or not self._cache.ledger.is_unified:
             return True
         promised = sum(s.n_pending + self._expected.growth(s) for s in self.running)
-        reserve = max(_RESERVE_CELLS, self.shape.n_cells // 100)
+        # Every running sequence takes a cell in the next step, the new one included.
+        reserve = max(len(self.running) + 1, self.shape.n_cells // _RESERVE_PART)
         return self._cache.n_free - promised - reserve >= n_cells
 
     def _enter(self, sequence: Sequence, now_ns: int) -> None:
@@ -518,6 +519,10 @@ class Engine:
         if now_ns - self._stats_sent_ns < _STATS_INTERVAL_NS and not self.is_idle:
             return None
         self._stats_sent_ns = now_ns
+        return self.stats()
+
+    def stats(self) -> RunnerStats:
+        """Everything that is counted, as it is now."""
         return self._meter.stats(self.gauges())
 
     def gauges(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ have. Then a self-test's verdict, if there is one.
 from dataclasses import dataclass
 
 from localrun.core import KvLayout, LoadSpec
+from localrun.errors import WindowTooLarge
 
 # Sequence ids beyond the slots of a unified pool, for sequences that are kept for their prefix.
 # llama.cpp has 256 ids; each one costs an output row of logits.
@@ -54,6 +55,21 @@ def n_ctx_max(facts: ModelFacts, free_bytes: int) -> int:
     """The largest window that memory holds, in tokens; `free_bytes` counts the present context."""
     n_cells = int(free_bytes * _WINDOW_SHARE) // facts.cell_bytes
     return max(facts.pad, n_cells // facts.pad * facts.pad)
+
+
+def window_of(spec: LoadSpec, facts: ModelFacts, free_bytes: int, n_ctx: int) -> int:
+    """The window of a sequence that asks for `n_ctx` tokens.
+
+    KV_POOL bounds it; memory does too, but then only a window that nobody asked for is cut.
+    Raises WindowTooLarge.
+    """
+    n_ctx = min(n_ctx, spec.kv_pool or n_ctx)
+    n_max = n_ctx_max(facts, free_bytes)
+    if n_ctx <= n_max:
+        return n_ctx
+    if spec.asked.num_ctx is None and n_ctx <= spec.n_ctx:
+        return n_max
+    raise WindowTooLarge(n_ctx, n_max)
 
 
 def choose_shape(

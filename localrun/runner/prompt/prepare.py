@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+import msgspec
+
 from localrun.core import ChatPrompt, Message, RawPrompt
 from localrun.errors import BadRequest, ContextOverflow, LocalrunError
 from localrun.ipc.messages import Cancel, Rendering, Submit
@@ -52,10 +54,13 @@ class PromptThread:
         vocab: Vocab,
         inbox: "SimpleQueue[Submit | Cancel]",
         tell: Callable[[FromPrompt], None],
+        window: Callable[[int], int] = lambda n_ctx: n_ctx,
     ) -> None:
+        """`window` bounds what a request asks for; it may raise errors of `localrun.errors`."""
         self._vocab = vocab
         self._inbox = inbox
         self._tell = tell
+        self._window = window
         self._pending: deque[Submit] = deque()
         self._own_template: JinjaTemplate | None = None
 
@@ -70,6 +75,7 @@ class PromptThread:
         if self._pending:
             submit = self._pending.popleft()
             try:
+                submit = msgspec.structs.replace(submit, n_ctx=self._window(submit.n_ctx))
                 self._tell(Prepared(submit, self._tokens_of(submit)))
             except LocalrunError as error:
                 self._tell(Refused(submit.id, error))
