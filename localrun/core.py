@@ -194,7 +194,8 @@ Prompt = ChatPrompt | RawPrompt
 class Call(Struct, frozen=True):
     """One request for text, whatever dialect it came in.
 
-    `prompt` None asks only to load the model, or to unload it when `keep_alive_s` is 0.
+    Each of `prompts` gets `n_each` choices: answers that are sampled apart from each other. No
+    prompt asks only to load the model, or to unload it when `keep_alive_s` is 0.
     `options` are checked but not yet merged with the model's own. `keep_alive_s` None leaves the
     loaded model's value. `system` replaces the model's system text, `template` its Go template.
     `client` is whom requests are shared out fairly among, an API key or an address; prefixes are
@@ -202,7 +203,7 @@ class Call(Struct, frozen=True):
     """
 
     model: str
-    prompt: Prompt | None
+    prompts: tuple[Prompt, ...] = ()
     options: dict[str, Any] = {}
     keep_alive_s: float | None = None
     system: str | None = None
@@ -211,6 +212,12 @@ class Call(Struct, frozen=True):
     return_context: bool = False
     client: str = ""
     scope: str = ""
+    n_each: int = 1
+
+    @property
+    def n_choices(self) -> int:
+        """How many `Done`s answer this call; a load and an unload have one too."""
+        return max(1, len(self.prompts)) * self.n_each
 
 
 class Usage(Struct, frozen=True):
@@ -225,21 +232,37 @@ class Usage(Struct, frozen=True):
     total_ns: int = 0
 
 
-class TextDelta(Struct, frozen=True, tag="text"):
-    """A piece of the answer: whole characters, never part of a stop string."""
+class TextDelta(Struct, frozen=True, tag="text", omit_defaults=True):
+    """A piece of the answer: whole characters, never part of a stop string.
+
+    `index` is the choice that it belongs to, choice j of prompt i being number `i * n_each + j`.
+    The daemon counts so; for a runner every choice is a request of its own, with index 0.
+    """
 
     text: str
+    index: int = 0
 
 
 class Done(Struct, frozen=True, tag="done"):
-    """The last event of an answer. `context` is prompt and completion as token ids, if asked."""
+    """The last event of a choice; `index` as in `TextDelta`.
+
+    `context` is prompt and completion as token ids, if asked.
+    """
 
     reason: DoneReason
     usage: Usage
     context: tuple[int, ...] = ()
+    index: int = 0
 
 
 Event = TextDelta | Done
+
+
+class Choice(Struct, frozen=True):
+    """One whole choice of an answer."""
+
+    text: str
+    done: Done
 
 
 class RunnerInfo(Struct, frozen=True):

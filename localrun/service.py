@@ -34,6 +34,7 @@ from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.placement.verdicts import Verdicts
 from localrun.residency.owner import Lease, Residency
+from localrun.supervisor.choices import Choices, sampling_of
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.stream import RequestStream
 from modelstore.gguf import Header, read_header
@@ -42,9 +43,9 @@ from modelstore.store import Store
 
 
 class Answer(Protocol):
-    """The events of one call: `TextDelta`s, then exactly one `Done`.
+    """The events of one call: `TextDelta`s, and exactly one `Done` for each of its choices.
 
-    Raises an error of `localrun.errors` instead of the `Done` when the answer cannot be finished.
+    Raises an error of `localrun.errors`, once, when one of the choices cannot be finished.
     """
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
@@ -63,6 +64,7 @@ class TextService(Protocol):
         """The answer, once the request is rendered, fits and waits for its slot or has it.
 
         So every error that deserves a status of its own is raised here, before a byte is sent.
+        Of a call with more choices than slots this holds for the first ones, one for each slot.
         Raises errors of `localrun.errors` and `modelstore.errors`.
         """
         ...
@@ -101,7 +103,7 @@ class InferenceService:
         self.residency = residency
         self._defaults = defaults
         self._verdicts = verdicts
-        self.streams: set[RequestStream] = set()
+        self.answers: set[Choices] = set()
         # A request whose runner died in its prefill may be what killed it: such requests are
         # tried again one at a time, so that a second death names the culprit.
         self.suspects = asyncio.Lock()
@@ -110,7 +112,7 @@ class InferenceService:
         """See `TextService.open`."""
         began_ns = time.perf_counter_ns()
         work = await asyncio.to_thread(self._prepare, call)
-        if work.prompt is None:
+        if not work.prompts:
             return await self._load_or_unload(call, work)
         answer = _Answer(self, call, work, began_ns)
         try:
@@ -126,13 +128,13 @@ class InferenceService:
 
     @property
     def n_open(self) -> int:
-        """Requests that a runner works on."""
-        return len(self.streams)
+        """Calls that a runner works on."""
+        return len(self.answers)
 
     def abort(self) -> None:
-        """Ends every request with ShuttingDown, after what it has got so far."""
-        for stream in self.streams:
-            stream.fail(ShuttingDown())
+        """Ends every call with ShuttingDown, after what it has got so far."""
+        for choices in self.answers:
+            choices.fail(ShuttingDown())
 
     # ---- before a runner is needed
 
@@ -151,7 +153,7 @@ class InferenceService:
         return _Work(
             self._load_spec(record, header, load_options),
             record.name.display(),
-            _with_model_messages(call, record),
+            tuple(_with_model_messages(prompt, call.system, record) for prompt in call.prompts),
             sampling,
             call.template or record.template,
         )
@@ -194,10 +196,11 @@ class InferenceService:
 
 
 class _Answer:
-    """One request's way through residency and a runner; see `Answer`.
+    """One call's way through residency and a runner; see `Answer`.
 
-    A request whose runner died before anything was sent is tried once more: at once if it only
-    waited, alone if it was in prefill.
+    All its choices share one lease, and what becomes of them when their runner dies: as long as
+    nothing was sent they are tried once more, all together; at once if they only waited, alone if
+    one of them was in prefill.
     """
 
     def __init__(self, service: InferenceService, call: Call, work: "_Work", began_ns: int) -> None:
@@ -207,11 +210,11 @@ class _Answer:
         self._began_ns = began_ns
         self._load_ns = 0
         self._lease: Lease[RunnerClient] | None = None
-        self._stream: RequestStream | None = None
+        self._choices: Choices | None = None
         self._is_second = self._is_alone = self._has_sent = False
 
     async def begin(self) -> None:
-        """Returns when a runner has accepted the request."""
+        """Returns when a runner has accepted the first choices, one for each of its slots."""
         try:
             await self._attempt()
         except RunnerLost as error:
@@ -221,14 +224,14 @@ class _Answer:
         return self
 
     async def __anext__(self) -> Event:
-        assert self._stream is not None
+        assert self._choices is not None
         try:
-            event = await self._stream.__anext__()
+            event = await anext(self._choices)
         except RunnerLost as error:
             await self._try_again(error)
             return await self.__anext__()
         self._has_sent = True
-        if self._is_alone:
+        if self._is_alone and self._choices.phases <= {"decode"}:
             self._let_others_try()
         if isinstance(event, Done):
             return _timed(event, self._began_ns, self._load_ns)
@@ -241,39 +244,46 @@ class _Answer:
 
     async def _attempt(self) -> None:
         work = self._work
-        assert work.prompt is not None
         self._lease = await self._service.residency.lease(
             work.spec, work.model, self._call.keep_alive_s
         )
         self._load_ns = time.perf_counter_ns() - self._began_ns
-        runner = self._lease.runner
-        self._stream = runner.submit(
-            work.prompt,
-            work.sampling,
+        n_slots = self._lease.runner.info.n_slots
+        self._choices = Choices(self._submit, self._call.n_choices, n_at_once=n_slots)
+        self._service.answers.add(self._choices)
+        await self._choices.begin()
+
+    def _submit(self, index: int) -> RequestStream:
+        assert self._lease is not None
+        work, runner = self._work, self._lease.runner
+        n_prompt, number = divmod(index, self._call.n_each)
+        return runner.submit(
+            work.prompts[n_prompt],
+            sampling_of(work.sampling, number),
             n_ctx=work.spec.n_ctx,
             template=work.template,
             return_context=self._call.return_context,
             client=self._call.client,
             scope=self._call.scope,
         )
-        self._service.streams.add(self._stream)
-        await self._stream.accepted()
 
     async def _try_again(self, error: RunnerLost) -> None:
         """Raises `error` when the request must not be tried again."""
         if self._is_second or self._has_sent or error.phase == "decode":
             raise error
+        assert self._choices is not None
+        have_all_waited = self._choices.phases == {"waiting"}
         self._is_second = True
         self._give_back()
-        if error.phase != "waiting":
+        if not have_all_waited:
             await self._service.suspects.acquire()
             self._is_alone = True
         await self._attempt()
 
     def _give_back(self) -> None:
-        if self._stream is not None:
-            self._service.streams.discard(self._stream)
-            self._stream.close()
+        if self._choices is not None:
+            self._service.answers.discard(self._choices)
+            self._choices.close()
         if self._lease is not None:
             self._lease.close()
 
@@ -289,7 +299,7 @@ class _Work:
 
     spec: LoadSpec
     model: str
-    prompt: Prompt | None
+    prompts: tuple[Prompt, ...]
     sampling: SamplingParams
     template: str | None
 
@@ -299,17 +309,16 @@ def _header(path: Path, _digest: str) -> Header:
     return read_header(path)
 
 
-def _with_model_messages(call: Call, record: Record) -> Prompt | None:
+def _with_model_messages(prompt: Prompt, call_system: str | None, record: Record) -> Prompt:
     """The prompt with the model's own system text and messages in front.
 
     Source: Ollama: the model's SYSTEM steps back for the request's; its MESSAGEs are left out
     when token ids of an earlier answer come along.
     """
-    prompt = call.prompt
     if not isinstance(prompt, ChatPrompt):
         return prompt
     own: list[Message] = []
-    system = record.system if call.system is None else call.system
+    system = record.system if call_system is None else call_system
     if system and prompt.messages[0].role != "system":
         own.append(Message("system", system))
     if not prompt.context:

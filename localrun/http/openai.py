@@ -9,20 +9,22 @@ from localrun.http.errors import as_sent
 from localrun.http.streaming import AnswerResponse
 from localrun.http.text import answer, client_of
 from localrun.service import TextService
+from localrun.wire.completions import decode_completions
 from localrun.wire.openai import (
+    CompletionRequest,
     ModelEntry,
-    OpenAIWriter,
     decode_chat_completions,
     encode_model,
     encode_models,
 )
+from localrun.wire.openai_writer import Kind, OpenAIWriter
 from localrun.wire.streams import JSON_TYPE
 from modelstore.records import Listing, Record
 from modelstore.store import Store
 
 
 class OpenAIApi:
-    """`/v1/chat/completions` and `/v1/models`."""
+    """`/v1/chat/completions`, `/v1/completions` and `/v1/models`."""
 
     def __init__(self, service: TextService, store: Store) -> None:
         self._service = service
@@ -31,7 +33,17 @@ class OpenAIApi:
     async def chat_completions(self, request: Request) -> AnswerResponse:
         """Raises BadRequest, Unsupported before the answer is begun."""
         wanted = decode_chat_completions(await request.body())
-        writer = OpenAIWriter(wanted.call.model, include_usage=wanted.include_usage)
+        return self._answer(request, wanted, "chat")
+
+    async def completions(self, request: Request) -> AnswerResponse:
+        """Raises BadRequest, Unsupported before the answer is begun."""
+        return self._answer(request, decode_completions(await request.body()), "completion")
+
+    def _answer(self, request: Request, wanted: CompletionRequest, kind: Kind) -> AnswerResponse:
+        call = wanted.call
+        writer = OpenAIWriter(
+            call.model, kind, n_each=call.n_each, include_usage=wanted.include_usage
+        )
         return answer(self._service, wanted, writer, "openai", client=client_of(request))
 
     async def models(self, request: Request) -> Response:

@@ -51,6 +51,7 @@ def table(service: TextService, store: Store) -> list[tuple[str, str, Handler]]:
         ("GET", "/v1/models", openai.models),
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/v1/chat/completions", openai.chat_completions),
+        ("POST", "/v1/completions", openai.completions),
     ]
 
 

@@ -8,13 +8,13 @@ stops reading. Knows the dialects only as `AnswerWriter`; called by the handlers
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from localrun.core import Done, TextDelta
+from localrun.core import Choice, Done, TextDelta
 from localrun.http.errors import Dialect, error_response, fault_of
 from localrun.service import Answer
 from localrun.wire.faults import Fault
@@ -35,16 +35,16 @@ class AnswerWriter(Protocol):
         """Content type of a stream."""
         ...
 
-    def delta(self, text: str) -> bytes:
-        """A piece of the answer."""
+    def delta(self, piece: TextDelta) -> bytes:
+        """A piece of a choice."""
         ...
 
-    def final(self, done: Done) -> bytes:
-        """What ends a stream."""
+    def final(self, done: Done, *, is_last: bool) -> bytes:
+        """What ends a choice, and the stream when no other choice is still to end."""
         ...
 
-    def whole(self, text: str, done: Done) -> bytes:
-        """A whole answer as one document."""
+    def whole(self, choices: Sequence[Choice]) -> bytes:
+        """A whole answer, in order of its choices, as one document."""
         ...
 
     def failure(self, fault: Fault) -> bytes:
@@ -57,7 +57,7 @@ class ReaderStalled(Exception):
 
 
 class AnswerBroken(Exception):
-    """An answer ended without its `Done`: a fault of ours, never the client's."""
+    """An answer ended without all its `Done`s: a fault of ours, never the client's."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -159,7 +159,7 @@ class AnswerResponse:
     """The reply to one request for text, as an ASGI application.
 
     `opening` starts the request; whatever it returned is closed here, however this ends.
-    With `stream` unset the whole answer becomes one JSON object.
+    It ends with the last of `n_choices`. With `stream` unset they become one JSON object.
     """
 
     def __init__(
@@ -169,6 +169,7 @@ class AnswerResponse:
         dialect: Dialect,
         *,
         stream: bool,
+        n_choices: int = 1,
         headers: Mapping[str, str] | None = None,
         stall_s: float = READER_STALL_S,
     ) -> None:
@@ -176,6 +177,7 @@ class AnswerResponse:
         self._writer = writer
         self._dialect = dialect
         self._stream = stream
+        self._n_choices = n_choices
         self._headers = headers or {}
         self._stall_s = stall_s
 
@@ -209,30 +211,35 @@ class AnswerResponse:
         return Response(document, headers=self._headers, media_type=JSON_TYPE)
 
     async def _collect(self, answer: Answer) -> bytes:
-        pieces = []
-        async for event in answer:
+        pieces: list[list[str]] = [[] for _ in range(self._n_choices)]
+        dones: dict[int, Done] = {}
+        while len(dones) < self._n_choices:
+            event = await anext(answer, None)
+            if event is None:
+                raise AnswerBroken
             if isinstance(event, TextDelta):
-                pieces.append(event.text)
+                pieces[event.index].append(event.text)
             else:
-                return self._writer.whole("".join(pieces), event)
-        raise AnswerBroken
+                dones[event.index] = event
+        return self._writer.whole([Choice("".join(pieces[i]), dones[i]) for i in sorted(dones)])
 
     async def _forward(self, answer: Answer, sender: Sender) -> None:
         """Streams the answer; what ends it is the final object or an error, never both."""
         await sender.start(self._writer.content_type, self._headers)
-        is_last = False
-        while not is_last:
-            data, is_last = await self._next(answer)
-            await sender.body(data, is_last=is_last)
+        n_open = self._n_choices
+        while n_open:
+            data, n_open = await self._next(answer, n_open)
+            await sender.body(data, is_last=n_open == 0)
 
-    async def _next(self, answer: Answer) -> tuple[bytes, bool]:
-        """(the next piece in this dialect, whether it is the last)."""
+    async def _next(self, answer: Answer, n_open: int) -> tuple[bytes, int]:
+        """(the next piece in this dialect, how many of `n_open` choices are still to end)."""
         try:
             event = await anext(answer, None)
             if event is None:
                 raise AnswerBroken
             if isinstance(event, TextDelta):
-                return self._writer.delta(event.text), False
-            return self._writer.final(event), True
+                return self._writer.delta(event), n_open
+            n_open -= 1
+            return self._writer.final(event, is_last=n_open == 0), n_open
         except Exception as error:  # noqa: BLE001 - it becomes the last frame of the stream
-            return self._writer.failure(fault_of(error)[1]), True
+            return self._writer.failure(fault_of(error)[1]), 0

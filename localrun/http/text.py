@@ -41,7 +41,8 @@ def answer(
         opening,
         writer,
         dialect,
-        stream=wanted.stream and call.prompt is not None,
+        stream=wanted.stream and bool(call.prompts),
+        n_choices=call.n_choices,
         headers=_headers(wanted.ignored),
     )
 

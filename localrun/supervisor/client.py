@@ -225,7 +225,8 @@ class RunnerClient:
                 _log.warning("runner %d: %s", self.pid, line)
         if self._overdue is not None:
             how = "it had to be ended because a chat template did not come back"
-        for stream in self._streams.values():
+        # The culprit hears of it first: it, and no other choice of its answer, says what happens.
+        for stream in sorted(self._streams.values(), key=lambda s: s.id != self._overdue):
             is_culprit = stream.id == self._overdue
             stream.fail(
                 TemplateTimeout(TEMPLATE_TIMEOUT_S) if is_culprit else RunnerLost(stream.phase, how)

@@ -18,6 +18,7 @@ class RequestStream:
         self.id = request_id
         self.phase: Phase = "waiting"
         self._forget = forget
+        self._on_event: Callable[[], None] | None = None
         self._ready: deque[Event | LocalrunError] = deque()
         self._loop = asyncio.get_running_loop()
         self._accepted: asyncio.Future[None] = self._loop.create_future()
@@ -44,6 +45,15 @@ class RequestStream:
         self._is_over = isinstance(event, Done)
         return event
 
+    def watch(self, on_event: Callable[[], None]) -> None:
+        """Calls `on_event` once for each event, also for those that are there already.
+
+        So one reader can follow several streams, and reads only where something is ready.
+        """
+        self._on_event = on_event
+        for _ in self._ready:
+            on_event()
+
     def close(self) -> None:
         """Nobody reads on: cancels the request if it still runs. Idempotent."""
         self._is_over = True
@@ -54,6 +64,8 @@ class RequestStream:
     def put(self, event: Event | LocalrunError) -> None:
         """Hands on a piece of the answer or its end."""
         self._ready.append(event)
+        if self._on_event is not None:
+            self._on_event()
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 

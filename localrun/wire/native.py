@@ -6,12 +6,22 @@ Source: Ollama `api/types.go`, `server/routes.go`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from localrun.core import Call, ChatPrompt, Done, Message, Prompt, RawPrompt, ToolCall
+from localrun.core import (
+    Call,
+    ChatPrompt,
+    Choice,
+    Done,
+    Message,
+    Prompt,
+    RawPrompt,
+    TextDelta,
+    ToolCall,
+)
 from localrun.errors import BadRequest, Unsupported
 from localrun.options import OPTIONS
 from localrun.wire.bodies import (
@@ -153,7 +163,7 @@ def _request(wire: _Shared, body: bytes, prompt: Prompt | None, kind: Kind) -> T
     generate = wire if isinstance(wire, _Generate) else None
     call = Call(
         model=required_model(wire.model),
-        prompt=prompt,
+        prompts=(prompt,) if prompt is not None else (),
         options=options,
         keep_alive_s=keep_alive_s(wire.keep_alive),
         system=(generate and generate.system) or None,
@@ -193,6 +203,7 @@ class NativeWriter:
     """Writes one answer: `delta` and `final` as lines of a stream, or `whole` as one object.
 
     A line costs a few microseconds: everything but the time and the text is encoded once.
+    There is one choice only: this dialect has no word for more.
     """
 
     content_type = CONTENT_TYPE
@@ -209,17 +220,18 @@ class NativeWriter:
             after = b'},"done":false}\n'
         self._head, self._before, self._after = head, before, after
 
-    def delta(self, text: str) -> bytes:
+    def delta(self, piece: TextDelta) -> bytes:
         """A line with a piece of the answer."""
         created_at = rfc3339(self._clock_ns()).encode()
-        return b"".join((self._head, created_at, self._before, _encode(text), self._after))
+        return b"".join((self._head, created_at, self._before, _encode(piece.text), self._after))
 
-    def final(self, done: Done) -> bytes:
+    def final(self, done: Done, *, is_last: bool = True) -> bytes:
         """The last line of a stream."""
-        return ndjson(self.whole("", done))
+        return ndjson(self.whole([Choice("", done)]))
 
-    def whole(self, text: str, done: Done) -> bytes:
+    def whole(self, choices: Sequence[Choice]) -> bytes:
         """The whole answer as one object; the reply to a load or unload has no figures."""
+        ((text, done),) = ((choice.text, choice.done) for choice in choices)
         reply: dict[str, Any] = {"model": self._model, "created_at": rfc3339(self._clock_ns())}
         if self._kind == "generate":
             reply["response"] = text

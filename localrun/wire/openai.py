@@ -1,19 +1,17 @@
-"""OpenAI's dialect of chat: request bodies → `Call`, events → completion objects and chunks.
+"""OpenAI's dialect: requests for a chat → `Call`, and the objects of models.
 
-Owns the wire names of `/v1/chat/completions` and `/v1/models`. Knows neither URLs nor statuses and
-does no I/O. Null means absent. Fields without meaning here are ignored; those that would change the
-answer and are not available are refused with their name.
+Owns the wire names of `/v1/chat/completions` and `/v1/models`, and what the older completions
+share with chats. Replies are in `openai_writer`. Knows neither URLs nor statuses and does no I/O.
+Null means absent. Fields without meaning here are ignored; those that would change the answer and
+are not available are refused with their name.
 Source: OpenAI's API reference, "Chat Completions".
 """
 
-import secrets
-import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from localrun.core import Call, ChatPrompt, Done, Message, ToolCall
+from localrun.core import Call, ChatPrompt, Message, ToolCall
 from localrun.errors import BadRequest, Unsupported
 from localrun.options import OPTIONS, check_option
 from localrun.wire.bodies import (
@@ -27,10 +25,9 @@ from localrun.wire.bodies import (
     refuse_tools,
     required_model,
 )
-from localrun.wire.faults import Fault
-from localrun.wire.streams import SSE_DONE, sse
 
-CONTENT_TYPE = "text/event-stream"
+# OpenAI's own bound.
+MAX_N = 128
 
 
 class _Function(msgspec.Struct):
@@ -56,17 +53,13 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _ResponseFormat(msgspec.Struct):
-    type: str | None = None
+class Shared(msgspec.Struct, kw_only=True):
+    """Fields that both kinds have."""
 
-
-class _Chat(msgspec.Struct):
     model: str | None = None
-    messages: list[_Message] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: int | float | None = None
-    max_completion_tokens: int | float | None = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
@@ -74,12 +67,21 @@ class _Chat(msgspec.Struct):
     seed: int | float | None = None
     stop: str | list[str] | None = None
     n: int | None = None
+    logit_bias: dict[str, Any] | None = None
+
+
+class _ResponseFormat(msgspec.Struct):
+    type: str | None = None
+
+
+class _Chat(Shared, kw_only=True):
+    messages: list[_Message] | None = None
+    max_completion_tokens: int | float | None = None
     tools: list[Any] | None = None
     response_format: _ResponseFormat | None = None
     reasoning_effort: str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    logit_bias: dict[str, Any] | None = None
 
 
 _CHAT = msgspec.json.Decoder(_Chat)
@@ -98,13 +100,13 @@ _OPTION_OF = {
 _WITHOUT_EFFECT = {"options", "keep_alive", "think", *OPTIONS} - _OPTION_OF.keys()
 
 
-class ChatCompletionRequest(TextRequest, frozen=True):
+class CompletionRequest(TextRequest, frozen=True):
     """A request whose stream may end with the usage."""
 
     include_usage: bool = False
 
 
-def decode_chat_completions(body: bytes) -> ChatCompletionRequest:
+def decode_chat_completions(body: bytes) -> CompletionRequest:
     """The request of POST /v1/chat/completions. Raises BadRequest, Unsupported."""
     wire = decode(_CHAT, body)
     model = required_model(wire.model, "model")
@@ -114,29 +116,47 @@ def decode_chat_completions(body: bytes) -> ChatCompletionRequest:
     messages = tuple(
         _message(message, f"messages[{i}]", model) for i, message in enumerate(wire.messages)
     )
-    call = Call(model=model, prompt=ChatPrompt(messages), options=_options(wire))
+    call = Call(model, (ChatPrompt(messages),), options_of(wire), n_each=n_each(wire))
+    return request_of(wire, call, body)
+
+
+def request_of(wire: Shared, call: Call, body: bytes) -> CompletionRequest:
+    """`call` with what `wire` wants of the reply."""
     usage = wire.stream_options is not None and wire.stream_options.include_usage is True
     ignored = tuple(misplaced(body, _WITHOUT_EFFECT))
-    return ChatCompletionRequest(call, wire.stream is True, ignored, usage)
+    return CompletionRequest(call, wire.stream is True, ignored, usage)
 
 
-def _options(wire: _Chat) -> dict[str, Any]:
+def n_each(wire: Shared) -> int:
+    """Choices for each prompt. Raises BadRequest."""
+    if wire.n is None:
+        return 1
+    if not 1 <= wire.n <= MAX_N:
+        raise BadRequest("n", f"must be between 1 and {MAX_N}")
+    return wire.n
+
+
+def options_of(wire: Shared) -> dict[str, Any]:
+    """The options that are set, checked. Raises BadRequest."""
     # OpenAI's defaults, not the model's: what its clients expect when they send nothing.
     options: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0}
     for field, option in _OPTION_OF.items():
-        value = getattr(wire, field)
+        value = getattr(wire, field, None)
         if value is not None:
             options[option] = check_option(option, value, path=field)
     return options
 
 
+def refuse_biases(wire: Shared) -> None:
+    """Raises BadRequest when the likelihood of single tokens is to change."""
+    if wire.logit_bias:
+        raise BadRequest("logit_bias", "token biases are not available")
+
+
 def _refuse(wire: _Chat, model: str) -> None:
     refuse_logprobs(wire.logprobs, wire.top_logprobs)
     refuse_tools(wire.tools, model)
-    if wire.n not in (None, 1):
-        raise BadRequest("n", "only one choice per request is available; send n requests")
-    if wire.logit_bias:
-        raise BadRequest("logit_bias", "token biases are not available")
+    refuse_biases(wire)
     kind = (wire.response_format and wire.response_format.type) or "text"
     if kind.strip().lower() in ("json_object", "json_schema"):
         raise no_structure("response_format")
@@ -171,78 +191,6 @@ def _arguments(call: _ToolCall, path: str) -> dict[str, Any]:
 
 
 _encode = msgspec.json.Encoder().encode
-# Clients use it to notice that the backend changed; ours never claims to be deterministic by it.
-_FINGERPRINT = "fp_localrun"
-
-
-class OpenAIWriter:
-    """Writes one answer: `delta` and `final` as events of a stream, or `whole` as one object.
-
-    The id and the time are the same throughout; the role stands in the first delta only.
-    """
-
-    content_type = CONTENT_TYPE
-
-    def __init__(
-        self,
-        model: str,
-        *,
-        include_usage: bool = False,
-        clock_s: Callable[[], float] = time.time,
-        completion_id: str | None = None,
-    ) -> None:
-        self._head = {
-            "id": completion_id or f"chatcmpl-{secrets.token_hex(12)}",
-            "object": "chat.completion.chunk",
-            "created": int(clock_s()),
-            "model": model,
-            "system_fingerprint": _FINGERPRINT,
-        }
-        self._include_usage = include_usage
-        self._has_role = False
-        self._before = b"data: " + _encode(self._head)[:-1] + b',"choices":[{"index":0,"delta":{'
-        self._role = b'"role":"assistant",'
-        self._after = b'},"finish_reason":null}]}\n\n'
-
-    def delta(self, text: str) -> bytes:
-        """An event with a piece of the answer."""
-        role = b"" if self._has_role else self._role
-        self._has_role = True
-        return b"".join((self._before, role, b'"content":', _encode(text), self._after))
-
-    def final(self, done: Done) -> bytes:
-        """What ends a stream: the finish chunk, the usage if asked for, `[DONE]`."""
-        first = b"" if self._has_role else self.delta("")
-        choice = {"index": 0, "delta": {}, "finish_reason": _finish_reason(done)}
-        events = [first, sse(_encode(self._head | {"choices": [choice]}))]
-        if self._include_usage:
-            events.append(sse(_encode(self._head | {"choices": [], "usage": _usage(done)})))
-        return b"".join((*events, SSE_DONE))
-
-    def whole(self, text: str, done: Done) -> bytes:
-        """The whole answer as one completion object."""
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": _finish_reason(done)}
-        head = self._head | {"object": "chat.completion"}
-        return _encode(head | {"choices": [choice], "usage": _usage(done)}) + b"\n"
-
-    def failure(self, fault: Fault) -> bytes:
-        """The last event of a stream that cannot be finished; no `[DONE]` follows."""
-        return sse(fault.openai())
-
-
-def _finish_reason(done: Done) -> str:
-    return "length" if done.reason == "length" else "stop"
-
-
-def _usage(done: Done) -> dict[str, Any]:
-    usage = done.usage
-    return {
-        "prompt_tokens": usage.prompt_count,
-        "completion_tokens": usage.completion_count,
-        "total_tokens": usage.prompt_count + usage.completion_count,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_count},
-    }
 
 
 class ModelEntry(msgspec.Struct, frozen=True):

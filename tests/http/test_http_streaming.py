@@ -17,7 +17,8 @@ HI = [{"role": "user", "content": "hi"}]
 GENERATE = ("/api/generate", {"model": "m", "prompt": "hi"})
 CHAT = ("/api/chat", {"model": "m", "messages": HI})
 OPENAI = ("/v1/chat/completions", {"model": "m", "messages": HI, "stream": True})
-ROUTES = [GENERATE, CHAT, OPENAI]
+COMPLETION = ("/v1/completions", {"model": "m", "prompt": "hi", "stream": True})
+ROUTES = [GENERATE, CHAT, OPENAI, COMPLETION]
 LOST = RunnerLost("decode", "cannot open /home/somebody/models/blob-1: killed by signal 9")
 
 
@@ -29,6 +30,10 @@ def post(service: ScriptedService, tmp_path: Any, route: Any, **fields: Any) -> 
 def run(coroutine: Any) -> Any:
     """Runs a test's body, which must not need more than some seconds even on a busy machine."""
     return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+def _end(index: int) -> Done:
+    return Done("stop", Usage(completion_count=1), index=index)
 
 
 def lines(body: bytes) -> list[dict[str, Any]]:
@@ -88,6 +93,51 @@ def test_without_stream_the_text_is_one_object(tmp_path, route):
         assert headers["content-type"].startswith("application/json")
         assert b"Hello" in body
         assert json.loads(body)
+        assert service.answer.n_closed == 1
+
+    run(main())
+
+
+def test_a_stream_of_several_choices_ends_with_the_last_of_them(tmp_path):
+    async def main():
+        script = [TextDelta("b", 1), TextDelta("a"), _end(1), TextDelta("a"), _end(0)]
+        service = ScriptedService(*script)
+        _, _, body = await post(service, tmp_path, OPENAI, n=2).run()
+        *chunks, last = events(body)
+        choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
+        assert [choice["index"] for choice in choices] == [1, 0, 1, 0, 0]
+        assert [choice["finish_reason"] for choice in choices] == [None, None, "stop", None, "stop"]
+        assert last == "[DONE]"
+        assert service.calls[0].n_choices == 2
+        assert service.answer.n_closed == 1
+
+    run(main())
+
+
+def test_several_whole_choices_stand_in_their_order(tmp_path):
+    async def main():
+        script = [TextDelta("c", 2), _end(2), _end(0), TextDelta("b", 1), _end(1)]
+        body = {"prompt": ["x", "y", "z"], "stream": False}
+        _, _, body = await post(ScriptedService(*script), tmp_path, COMPLETION, **body).run()
+        choices = json.loads(body)["choices"]
+        assert [(choice["index"], choice["text"]) for choice in choices] == [
+            (0, ""),
+            (1, "b"),
+            (2, "c"),
+        ]
+
+    run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_error_of_one_choice_is_the_only_end_of_all(tmp_path, stream):
+    async def main():
+        service = ScriptedService(TextDelta("a"), _end(0), LOST)
+        status, _, body = await post(service, tmp_path, OPENAI, n=2, stream=stream).run()
+        last = events(body)[-1] if stream else body
+        assert json.loads(last)["error"]["code"] == "runner_lost"
+        assert status == (200 if stream else 500)
+        assert b"[DONE]" not in body
         assert service.answer.n_closed == 1
 
     run(main())

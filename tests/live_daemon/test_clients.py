@@ -145,6 +145,35 @@ def test_openai_max_completion_tokens_and_stop_hold(openai_client: openai.OpenAI
     assert "Paris" not in (stopped.choices[0].message.content or "")
 
 
+def test_openai_gives_n_choices_whole_and_streamed(openai_client: openai.OpenAI) -> None:
+    request = {"model": MODEL, "messages": QUESTION, "temperature": 1, "max_tokens": 8}
+    three = openai_client.chat.completions.create(**request, seed=5, n=3)
+    assert [choice.index for choice in three.choices] == [0, 1, 2]
+    single = openai_client.chat.completions.create(**request, seed=6)
+    assert single.usage.prompt_tokens == three.usage.prompt_tokens
+    greedy = openai_client.chat.completions.create(**request | {"temperature": 0}, n=3)
+    texts = {choice.message.content for choice in greedy.choices}
+    assert len(texts) == 1
+    with openai_client.chat.completions.create(
+        **request, seed=5, n=3, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        chunks = list(stream)
+    parts = [choice for chunk in chunks for choice in chunk.choices]
+    assert sorted(part.index for part in parts if part.finish_reason) == [0, 1, 2]
+    assert chunks[-1].usage.prompt_tokens == three.usage.prompt_tokens
+
+
+def test_openai_completions_take_a_list_of_prompts(openai_client: openai.OpenAI) -> None:
+    prompts = ["Name the capital of France.", "Name the capital of Italy."]
+    request = {"model": MODEL, "prompt": prompts, "temperature": 0, "max_tokens": 12, "n": 2}
+    whole = openai_client.completions.create(**request)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert ["Paris" in choice.text for choice in whole.choices] == [True, True, False, False]
+    with openai_client.completions.create(**request, stream=True) as stream:
+        parts = [choice for chunk in stream for choice in chunk.choices]
+    assert sorted(part.index for part in parts if part.finish_reason) == [0, 1, 2, 3]
+
+
 def test_openai_lists_models_and_finds_one(openai_client: openai.OpenAI) -> None:
     assert [model.id for model in openai_client.models.list()] == [MODEL]
     assert openai_client.models.retrieve(MODEL).object == "model"

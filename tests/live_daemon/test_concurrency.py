@@ -135,24 +135,6 @@ def test_sixteen_real_chats_at_once_all_end_properly(smollm2_daemon: Daemon) -> 
     wait_until(lambda: smollm2_daemon.n_busy() == 0, "all slots to be free")
 
 
-def test_a_full_queue_answers_503_with_a_hint(
-    start_daemon: Callable[..., Daemon], fake_model: Callable[..., Path]
-) -> None:
-    daemon = start_daemon(NUM_PARALLEL=1, MAX_QUEUE=1)
-    daemon.create("m", fake_model(**ENDLESS))
-    socks = [send_chat(daemon, chat_body("m", "hi"))]
-    wait_until(lambda: daemon.n_busy() == 1, "the slot to be taken")
-    socks.append(send_chat(daemon, chat_body("m", "hi")))
-    wait_until(lambda: daemon.ps()[0]["queued"] == 1, "the queue to be full")
-    with daemon.open("POST", "/api/chat", chat_body("m", "hi")) as response:
-        assert response.status == 503
-        assert int(response.headers["Retry-After"]) >= 1
-        assert "server busy" in json.loads(response.read())["error"]
-    for sock in socks:
-        sock.close()
-    wait_until(lambda: daemon.n_busy() == 0, "the slots to be free")
-
-
 def _mixed_work(daemon: Daemon, seconds: float, rng: random.Random, problems: list[str]) -> None:
     """Chats, streams that break off, shows, lists and other windows, until the time is up."""
     stop = threading.Event()

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from localrun.core import Call, ChatPrompt, Done, Message, RawPrompt, ToolCall, Usage
+from localrun.core import (
+    Call,
+    ChatPrompt,
+    Choice,
+    Done,
+    Message,
+    RawPrompt,
+    TextDelta,
+    ToolCall,
+    Usage,
+)
 from localrun.errors import BadRequest, LocalrunError, Unsupported
 from localrun.wire.bodies import TextRequest
 from localrun.wire.faults import Fault
@@ -29,7 +39,7 @@ def user(text: str) -> ChatPrompt:
 
 def test_a_plain_generate_streams_a_chat_turn_and_returns_its_context():
     assert generate(prompt="hi") == TextRequest(
-        Call("m", user("hi"), capability="generate", return_context=True), stream=True
+        Call("m", (user("hi"),), capability="generate", return_context=True), stream=True
     )
 
 
@@ -48,7 +58,7 @@ def test_a_plain_generate_streams_a_chat_turn_and_returns_its_context():
 )
 def test_the_prompt_of_generate(fields, expected):
     request = generate(**fields)
-    assert request.call.prompt == expected
+    assert request.call.prompts == ((expected,) if expected else ())
     assert request.call.return_context == isinstance(expected, ChatPrompt)
 
 
@@ -93,13 +103,13 @@ def test_template_and_system_travel_with_the_call_and_empty_ones_do_not():
 )
 def test_messages(messages, expected):
     request = chat(messages=messages)
-    assert request.call.prompt == ChatPrompt(expected)
+    assert request.call.prompts == (ChatPrompt(expected),)
     assert not request.call.return_context
 
 
 def test_no_messages_ask_to_load():
-    assert chat(messages=[]).call.prompt is None
-    assert chat().call == Call("m", None, capability="chat")
+    assert chat(messages=[]).call.prompts == ()
+    assert chat().call == Call("m", capability="chat")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +265,7 @@ HEAD = b'{"model":"m<1>","created_at":"2026-01-02T03:04:05.123456789Z",'
     ],
 )
 def test_a_delta_is_one_exact_line(kind, expected):
-    assert writer(kind).delta("a\né") == HEAD + expected
+    assert writer(kind).delta(TextDelta("a\né")) == HEAD + expected
 
 
 USAGE = Usage(
@@ -278,7 +288,7 @@ def test_the_last_line_has_the_figures_and_the_context():
 
 
 def test_figures_that_are_zero_are_left_out():
-    assert writer("chat").whole("hi", Done("stop", Usage(prompt_count=1))) == HEAD + (
+    assert writer("chat").whole([Choice("hi", Done("stop", Usage(prompt_count=1)))]) == HEAD + (
         b'"message":{"role":"assistant","content":"hi"},"done":true,"done_reason":"stop",'
         b'"prompt_eval_count":1}'
     )
@@ -286,7 +296,7 @@ def test_figures_that_are_zero_are_left_out():
 
 @pytest.mark.parametrize("reason", ["load", "unload"])
 def test_a_load_has_no_figures(reason):
-    reply = json.loads(writer("generate").whole("", Done(reason, USAGE)))
+    reply = json.loads(writer("generate").whole([Choice("", Done(reason, USAGE))]))
     assert list(reply) == ["model", "created_at", "response", "done", "done_reason"]
     assert reply["done_reason"] == reason
 
@@ -309,7 +319,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(
     escaped: bytes, expected: str
 ) -> None:
     request = decode_generate(b'{"model":"m","raw":true,"prompt":"' + escaped + b'"}')
-    assert request.call.prompt == RawPrompt(expected)
+    assert request.call.prompts == (RawPrompt(expected),)
 
 
 @pytest.mark.parametrize("token", ["-1", "2147483648", "1180591620717411303424", "1.5", '"1"'])

@@ -5,23 +5,23 @@ from typing import Any
 
 import pytest
 
-from localrun.core import ChatPrompt, Done, Message, ToolCall, Usage
+from localrun.core import ChatPrompt, Choice, Done, Message, TextDelta, ToolCall, Usage
 from localrun.errors import BadRequest, Unsupported
 from localrun.wire.faults import Fault
 from localrun.wire.openai import (
-    ChatCompletionRequest,
+    CompletionRequest,
     ModelEntry,
-    OpenAIWriter,
     decode_chat_completions,
     encode_model,
     encode_models,
 )
+from localrun.wire.openai_writer import OpenAIWriter
 
 HI = [{"role": "user", "content": "hi"}]
 ODD = {"role": "user", "content": [{"type": "odd"}]}
 
 
-def decode(**fields: Any) -> ChatCompletionRequest:
+def decode(**fields: Any) -> CompletionRequest:
     body = {"model": "m", "messages": HI, **fields}
     return decode_chat_completions(json.dumps(body).encode())
 
@@ -34,7 +34,7 @@ def test_defaults_are_openais_and_it_does_not_stream():
     request = decode()
     assert request.call.options == {"temperature": 1.0, "top_p": 1.0}
     assert (request.stream, request.include_usage, request.ignored) == (False, False, ())
-    assert request.call.prompt == ChatPrompt((Message("user", "hi"),))
+    assert request.call.prompts == (ChatPrompt((Message("user", "hi"),)),)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_names_without_effect_are_reported():
     ],
 )
 def test_messages(message, expected):
-    assert decode(messages=[message]).call.prompt == ChatPrompt((expected,))
+    assert decode(messages=[message]).call.prompts == (ChatPrompt((expected,)),)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,10 @@ def test_messages(message, expected):
         ({"max_completion_tokens": -7}, "max_completion_tokens"),
         ({"top_p": 3}, "top_p"),
         ({"stop": [1]}, "stop[0]"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": -1}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": "2"}, "n"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": " JSON_SCHEMA "}}, "response_format"),
         ({"logprobs": True}, "logprobs"),
@@ -185,11 +188,11 @@ DONE = Done("stop", Usage(prompt_count=42, cached_count=40, completion_count=1))
 
 def test_the_role_stands_in_the_first_delta_only():
     out = writer()
-    assert out.delta("H<") == (
+    assert out.delta(TextDelta("H<")) == (
         CHUNK
         + b'{"index":0,"delta":{"role":"assistant","content":"H<"},"finish_reason":null}]}\n\n'
     )
-    assert out.delta("i") == (
+    assert out.delta(TextDelta("i")) == (
         CHUNK + b'{"index":0,"delta":{"content":"i"},"finish_reason":null}]}\n\n'
     )
     assert out.final(DONE) == FINISH + b"data: [DONE]\n\n"
@@ -203,7 +206,7 @@ def test_a_stream_without_text_still_has_a_first_delta():
 
 def test_the_usage_chunk_comes_when_asked_for():
     out = writer(include_usage=True)
-    out.delta("x")
+    out.delta(TextDelta("x"))
     usage = (
         b'],"usage":{"prompt_tokens":42,"completion_tokens":1,"total_tokens":43,'
         b'"prompt_tokens_details":{"cached_tokens":40}}}\n\n'
@@ -212,7 +215,7 @@ def test_the_usage_chunk_comes_when_asked_for():
 
 
 def test_a_whole_completion():
-    reply = json.loads(writer().whole("hi", Done("length", Usage(1, 0, 2))))
+    reply = json.loads(writer().whole([Choice("hi", Done("length", Usage(1, 0, 2)))]))
     assert reply["object"] == "chat.completion"
     assert reply["choices"] == [
         {
@@ -225,7 +228,9 @@ def test_a_whole_completion():
 
 
 def test_ids_are_random():
-    assert OpenAIWriter("m").whole("", DONE) != OpenAIWriter("m").whole("", DONE)
+    assert OpenAIWriter("m").whole([Choice("", DONE)]) != OpenAIWriter("m").whole(
+        [Choice("", DONE)]
+    )
 
 
 def test_an_error_event_is_a_whole_error_object():

@@ -1,0 +1,150 @@
+"""OpenAI's dialect: events → completion objects and chunks, of chats and of older completions.
+
+Knows neither URLs nor statuses and does no I/O; the clock is passed in.
+Source: OpenAI's API reference, "Chat Completions" and "Completions".
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from localrun.core import Choice, Done, TextDelta
+from localrun.wire.faults import Fault
+from localrun.wire.streams import SSE_DONE, sse
+
+CONTENT_TYPE = "text/event-stream"
+
+Kind = Literal["chat", "completion"]
+
+_encode = msgspec.json.Encoder().encode
+# Clients use it to notice that the backend changed; ours never claims to be deterministic by it.
+_FINGERPRINT = "fp_localrun"
+
+
+class _Shape(NamedTuple):
+    """How one kind is spelled: `first`, `next` and `after` stand around the text of a piece."""
+
+    id_prefix: str
+    whole: str
+    chunk: str
+    first: bytes
+    next: bytes
+    after: bytes
+    end: dict[str, Any]
+
+
+_SHAPES: dict[Kind, _Shape] = {
+    "chat": _Shape(
+        "chatcmpl",
+        "chat.completion",
+        "chat.completion.chunk",
+        b',"delta":{"role":"assistant","content":',
+        b',"delta":{"content":',
+        b'},"finish_reason":null}]}\n\n',
+        {"delta": {}},
+    ),
+    "completion": _Shape(
+        "cmpl",
+        "text_completion",
+        "text_completion",
+        b',"text":',
+        b',"text":',
+        b',"finish_reason":null}]}\n\n',
+        {"text": ""},
+    ),
+}
+
+
+class OpenAIWriter:
+    """Writes one answer: `delta` and `final` as events of a stream, or `whole` as one object.
+
+    The id and the time are the same throughout; a chat's role stands in the first delta of each
+    choice only. `n_each` choices belong to one prompt.
+    """
+
+    content_type = CONTENT_TYPE
+
+    def __init__(
+        self,
+        model: str,
+        kind: Kind = "chat",
+        *,
+        n_each: int = 1,
+        include_usage: bool = False,
+        clock_s: Callable[[], float] = time.time,
+        completion_id: str | None = None,
+    ) -> None:
+        self._kind = kind
+        self._n_each = n_each
+        self._include_usage = include_usage
+        self._shape = shape = _SHAPES[kind]
+        self._head = {
+            "id": completion_id or f"{shape.id_prefix}-{secrets.token_hex(12)}",
+            "object": shape.chunk,
+            "created": int(clock_s()),
+            "model": model,
+            "system_fingerprint": _FINGERPRINT,
+        }
+        self._begun: set[int] = set()
+        self._dones: list[Done] = []
+        self._before = b"data: " + _encode(self._head)[:-1] + b',"choices":[{"index":'
+
+    def delta(self, piece: TextDelta) -> bytes:
+        """An event with a piece of a choice."""
+        index, shape = piece.index, self._shape
+        between = shape.next if index in self._begun else shape.first
+        self._begun.add(index)
+        return b"".join((self._before, b"%d" % index, between, _encode(piece.text), shape.after))
+
+    def final(self, done: Done, *, is_last: bool = True) -> bytes:
+        """The finish chunk of a choice; after the last one the usage if asked for, and `[DONE]`."""
+        first = b"" if done.index in self._begun else self.delta(TextDelta("", done.index))
+        choice = {"index": done.index, **self._shape.end, "finish_reason": _finish_reason(done)}
+        events = [first, sse(_encode(self._head | {"choices": [choice]}))]
+        self._dones.append(done)
+        if is_last and self._include_usage:
+            usage = _usage(self._dones, self._n_each)
+            events.append(sse(_encode(self._head | {"choices": [], "usage": usage})))
+        if is_last:
+            events.append(SSE_DONE)
+        return b"".join(events)
+
+    def whole(self, choices: Sequence[Choice]) -> bytes:
+        """The whole answer as one completion object."""
+        reply = self._head | {
+            "object": self._shape.whole,
+            "choices": [self._whole_choice(choice) for choice in choices],
+            "usage": _usage([choice.done for choice in choices], self._n_each),
+        }
+        return _encode(reply) + b"\n"
+
+    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
+        text: dict[str, Any] = {"text": choice.text}
+        if self._kind == "chat":
+            text = {"message": {"role": "assistant", "content": choice.text}}
+        reason = _finish_reason(choice.done)
+        return {"index": choice.done.index, **text, "finish_reason": reason}
+
+    def failure(self, fault: Fault) -> bytes:
+        """The last event of a stream that cannot be finished; no `[DONE]` follows."""
+        return sse(fault.openai())
+
+
+def _finish_reason(done: Done) -> str:
+    return "length" if done.reason == "length" else "stop"
+
+
+def _usage(dones: Sequence[Done], n_each: int) -> dict[str, Any]:
+    """The sum of all choices; a prompt counts once, as its first choice has found it."""
+    prompts = [done.usage for done in dones if done.index % n_each == 0]
+    n_prompt = sum(usage.prompt_count for usage in prompts)
+    n_completion = sum(done.usage.completion_count for done in dones)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_completion,
+        "total_tokens": n_prompt + n_completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_count for usage in prompts)},
+    }
