@@ -25,6 +25,7 @@ from bench.prompts import prompts
 from bench.report import Machine, render
 from bench.results import Bare, Point, Results
 from bench.servers import Localrun, Remote, Server, Setup
+from cli.bench.answers import Endpoint
 from localrun.placement.machine import n_cpus
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,20 +139,20 @@ def _measure_round(
 
 
 @contextmanager
-def _running(server: Server, n_slots: int) -> Iterator[load.Endpoint]:
+def _running(server: Server, n_slots: int) -> Iterator[Endpoint]:
     try:
         yield server.start(n_slots)
     finally:
         server.stop()
 
 
-def _warm(endpoint: load.Endpoint, n_slots: int, index: int) -> None:
+def _warm(endpoint: Endpoint, n_slots: int, index: int) -> None:
     texts = prompts(n_slots, f"warm {index}")
     load.measure(endpoint, texts, n_clients=n_slots, n_tokens=8)
 
 
 def _measure_point(
-    results: Results, point: Point, server: Server, endpoint: load.Endpoint, index: int
+    results: Results, point: Point, server: Server, endpoint: Endpoint, index: int
 ) -> None:
     texts = prompts(point.n_answers, f"{index} {point}")
     processes = server.processes()

@@ -5,15 +5,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from bench.load import Figures
 from bench.results import Bare, Point, Results
+from cli.bench.machine import cpu_name
 
 _MIB = 1024 * 1024
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def _conditions(results: Results, names: Sequence[str], machine: Machine, n_roun
     lines = [
         f"* {time.strftime('%Y-%m-%d')}, commit `{machine.commit}`, rounds: {n_rounds}; cells are "
         "medians of rounds, in brackets the least and the most",
-        f"* {_cpu_name()}, {psutil.cpu_count()} CPUs, "
+        f"* {cpu_name()}, {psutil.cpu_count()} CPUs, "
         f"{psutil.virtual_memory().total / 1024**3:.0f} GiB; {platform.system()} "
         f"{platform.release()}, Python {platform.python_version()}",
         f"* `{machine.model}`, {machine.n_threads} threads, {machine.window} tokens a slot; greedy "
@@ -184,11 +183,3 @@ def _spread(values: Sequence[float], digits: int = 1) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cpu_name() -> str:
-    if _CPUINFO.exists():
-        for line in _CPUINFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

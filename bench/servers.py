@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from bench.child import Child, request
-from bench.load import Endpoint
+from cli.bench.answers import Endpoint
 
 _HERE = Path(__file__).resolve().parent
 _SYSTEM_INFO = re.compile(r"system_info: .*?((?:CPU|CUDA|Metal)\b.*)")
