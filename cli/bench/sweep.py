@@ -105,7 +105,7 @@ class Bench:
         """Measures `targets`, whose models are loaded. Raises: Failed."""
         self._notify = notify or _say_nothing
         for target in targets:
-            self._fits[target.name] = await _calibrate(target)
+            self._fits[target.name] = await calibrate(target.endpoint, target.name)
         if self.plan.slo is not None:
             for target in targets:
                 await self._search(target)
@@ -189,13 +189,16 @@ class Bench:
             yield next(requests)
 
 
-async def _calibrate(target: Target) -> Fit:
-    """Two short requests: they warm the server up and tell how many tokens a word has."""
+async def calibrate(endpoint: Endpoint, name: str) -> Fit:
+    """Two short requests: they warm the server up and tell how many tokens a word has.
+
+    Raises: Failed, with the server's `name`.
+    """
     prompter = Prompter(0, secrets.randbelow(1_000_000))
     pairs = []
     for n_words in FIT_WORDS:
-        outcome = await ask(target.endpoint, Request(prompter.prompt(n_words), _FIT_TOKENS))
+        outcome = await ask(endpoint, Request(prompter.prompt(n_words), _FIT_TOKENS))
         if not isinstance(outcome, Answer):
-            raise Failed(f"{target.name} does not answer: {outcome.reason}")
+            raise Failed(f"{name} does not answer: {outcome.reason}")
         pairs.append((n_words, outcome.n_prompt))
     return fit(pairs[0], pairs[1])

