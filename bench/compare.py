@@ -12,23 +12,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-
-import platformdirs
-import psutil
 
 from bench import load, servers
 from bench.prompts import prompts
 from bench.report import Machine, render
 from bench.results import Bare, Point, Results
+from bench.rig import Watch, commit, cpu_s, in_turn, model_path, running, say
 from bench.servers import Localrun, Remote, Server, Setup
+from cli.bench.answers import Endpoint
 from localrun.placement.machine import n_cpus
-
-ROOT = Path(__file__).resolve().parent.parent
-_MODEL_FILE = "smollm2-135m-instruct-q4_1.gguf"
 
 POINTS = (
     Point(n_slots=1, n_streams=1, n_tokens=200, n_answers=3),
@@ -53,19 +48,19 @@ def main() -> None:
     arguments = _parser().parse_args()
     # So that the servers are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    setup = Setup(_model(arguments.model), arguments.threads, arguments.window)
+    setup = Setup(model_path(arguments.model), arguments.threads, arguments.window)
     ours = Localrun(setup)
     contestants: list[Server] = [ours, *_peers(setup, arguments)]
     points = QUICK_POINTS if arguments.quick else POINTS
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     results = Results()
     for index in range(rounds):
-        _say(f"round {index + 1} of {rounds}")
+        say(f"round {index + 1} of {rounds}")
         _measure_round(results, points, contestants, index)
         if not arguments.no_bare:
             _measure_bare(results, points, setup, ours.openmp)
     machine = Machine(
-        commit=_commit(), model=setup.model.name, n_threads=setup.n_threads, window=setup.window
+        commit=commit(), model=setup.model.name, n_threads=setup.n_threads, window=setup.window
     )
     text = render(results, points, [server.name for server in contestants], machine)
     print(text)
@@ -95,15 +90,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _model(wanted: Path | None) -> Path:
-    folder = os.environ.get("LOCALRUN_TEST_MODELS")
-    cache = Path(platformdirs.user_cache_dir("localrun", appauthor=False))
-    path = wanted or (Path(folder) if folder else cache / "test-models") / _MODEL_FILE
-    if not path.exists():
-        raise SystemExit(f"{path} is missing: run the tests once, or name a file with --model")
-    return path.resolve()
-
-
 def _peers(setup: Setup, arguments: argparse.Namespace) -> list[Server]:
     found: list[Server] = []
     if not arguments.no_xllamacpp:
@@ -125,73 +111,42 @@ def _peers(setup: Setup, arguments: argparse.Namespace) -> list[Server]:
 def _measure_round(
     results: Results, points: Sequence[Point], contestants: Sequence[Server], index: int
 ) -> None:
-    start = index % len(contestants)
-    order = [*contestants[start:], *contestants[:start]]
+    order = in_turn(contestants, index)
     for n_slots, group in groupby(points, key=lambda point: point.n_slots):
         same_slots = list(group)
         for server in order:
-            with _running(server, n_slots) as endpoint:
+            with running(server, n_slots) as endpoint:
                 _warm(endpoint, n_slots, index)
                 for point in same_slots:
                     _measure_point(results, point, server, endpoint, index)
                 _look_around(results, server, n_slots)
 
 
-@contextmanager
-def _running(server: Server, n_slots: int) -> Iterator[load.Endpoint]:
-    try:
-        yield server.start(n_slots)
-    finally:
-        server.stop()
-
-
-def _warm(endpoint: load.Endpoint, n_slots: int, index: int) -> None:
+def _warm(endpoint: Endpoint, n_slots: int, index: int) -> None:
     texts = prompts(n_slots, f"warm {index}")
     load.measure(endpoint, texts, n_clients=n_slots, n_tokens=8)
 
 
 def _measure_point(
-    results: Results, point: Point, server: Server, endpoint: load.Endpoint, index: int
+    results: Results, point: Point, server: Server, endpoint: Endpoint, index: int
 ) -> None:
     texts = prompts(point.n_answers, f"{index} {point}")
     processes = server.processes()
-    before_s = {role: _cpu_s(process) for role, process in processes.items()}
-    watch = _Watch()
+    before_s = {role: cpu_s(process) for role, process in processes.items()}
+    watch = Watch()
     figure = load.measure(endpoint, texts, n_clients=point.n_streams, n_tokens=point.n_tokens)
     ours_s = figure.client_cpu_s
     for role, process in processes.items():
-        cpu_s = _cpu_s(process) - before_s[role]
-        ours_s += cpu_s
-        results.cpu_s[point, server.name, role] += cpu_s
+        spent_s = cpu_s(process) - before_s[role]
+        ours_s += spent_s
+        results.cpu_s[point, server.name, role] += spent_s
     results.figures[point, server.name].append(figure)
     share = watch.foreign_share(ours_s)
     results.foreign_shares.append(share)
-    _say(
+    say(
         f"  {server.name}, {point.n_slots} slots, {point.n_streams} streams: total "
         f"{figure.total_rate:.1f}, decode {figure.decode_rate:.1f} tok/s; others' CPU {share:.1%}"
     )
-
-
-class _Watch:
-    """How much of the machine others use meanwhile: a disturbed round proves nothing."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._busy_s = self._busy()
-
-    def foreign_share(self, ours_s: float) -> float:
-        """The share of all CPU time since the start that went to nobody of us."""
-        machine_s = (time.perf_counter() - self._began) * (psutil.cpu_count() or 1)
-        return max(0.0, (self._busy() - self._busy_s - ours_s) / machine_s)
-
-    def _busy(self) -> float:
-        times = psutil.cpu_times()
-        return float(times.user + times.system + times.nice)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def _look_around(results: Results, server: Server, n_slots: int) -> None:
@@ -226,7 +181,7 @@ def _measure_bare(
         command += ["--n-seq-max", *(str(point.n_slots) for point in single)]
         command += ["--flash-attention", "off", "auto"]
         env = servers.clean_environment() | ({} if is_default_spin else openmp)
-        watch, before_s = _Watch(), _children_cpu_s()
+        watch, before_s = Watch(), _children_cpu_s()
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
         share = watch.foreign_share(_children_cpu_s() - before_s)
         results.foreign_shares.append(share)
@@ -235,23 +190,12 @@ def _measure_bare(
         for row in found["rates"]:
             bare = Bare(row["n_seq_max"], row["flash_attention"], is_default_spin)
             results.bare[bare].append(row["rate"])
-            _say(f"  {bare}: decode {row['rate']:.1f} tok/s; others' CPU {share:.1%}")
+            say(f"  {bare}: decode {row['rate']:.1f} tok/s; others' CPU {share:.1%}")
 
 
 def _children_cpu_s() -> float:
     times = os.times()
     return times.children_user + times.children_system
-
-
-def _commit() -> str:
-    git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
-    return head.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from bench.load import Figures
 from bench.results import Bare, Point, Results
+from cli.bench.machine import cpu_name
 
 _MIB = 1024 * 1024
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def _conditions(results: Results, names: Sequence[str], machine: Machine, n_roun
     lines = [
         f"* {time.strftime('%Y-%m-%d')}, commit `{machine.commit}`, rounds: {n_rounds}; cells are "
         "medians of rounds, in brackets the least and the most",
-        f"* {_cpu_name()}, {psutil.cpu_count()} CPUs, "
+        f"* {cpu_name()}, {psutil.cpu_count()} CPUs, "
         f"{psutil.virtual_memory().total / 1024**3:.0f} GiB; {platform.system()} "
         f"{platform.release()}, Python {platform.python_version()}",
         f"* `{machine.model}`, {machine.n_threads} threads, {machine.window} tokens a slot; greedy "
@@ -68,7 +67,7 @@ def _goals(results: Results, points: Sequence[Point], names: Sequence[str]) -> l
         ]
         for ratio in results.ratios(points, names[1:])
     ]
-    return [_table(["ours / theirs", "ratio", "spread", "goal", "met"], rows)]
+    return [table(["ours / theirs", "ratio", "spread", "goal", "met"], rows)]
 
 
 def _single(results: Results, points: Sequence[Point], names: Sequence[str]) -> list[str]:
@@ -86,15 +85,15 @@ def _single(results: Results, points: Sequence[Point], names: Sequence[str]) -> 
         for name in names
     ]
     head = ["server", "slots", "decode, tok/s", "end to end, tok/s", "first token, ms"]
-    served = _table([*head, "tokens of an answer", "of a prompt"], rows)
+    served = table([*head, "tokens of an answer", "of a prompt"], rows)
     if not results.bare:
         return [served]
     bare_rows = [
-        [str(bare.n_seq_max), bare.flash_attention, _spin(bare), _spread(rates)]
+        [str(bare.n_seq_max), bare.flash_attention, _spin(bare), spread(rates)]
         for bare, rates in results.bare.items()
     ]
     head = ["`n_seq_max`", "flash attention", "OpenMP", "decode, tok/s"]
-    return [served, "The bare loop, in a process of its own:", _table(head, bare_rows)]
+    return [served, "The bare loop, in a process of its own:", table(head, bare_rows)]
 
 
 def _spin(bare: Bare) -> str:
@@ -119,7 +118,7 @@ def _many(results: Results, points: Sequence[Point], names: Sequence[str]) -> li
     ]
     head = ["streams", "server", "total, tok/s", "decode of one, tok/s", "first token p50, ms"]
     head += ["p99, ms", "longest gap, ms", "tokens of an answer", "of a prompt"]
-    return [_table(head, rows)]
+    return [table(head, rows)]
 
 
 def _counts(results: Results, point: Point, name: str) -> list[str]:
@@ -150,13 +149,13 @@ def _costs(results: Results, points: Sequence[Point], names: Sequence[str]) -> l
         for (n_slots, name, role), sizes in sorted(results.rss_bytes.items())
     ]
     command_rows = [
-        [f"`localrun {command}`", _spread([s * 1000 for s in seconds], 0)]
+        [f"`localrun {command}`", spread([s * 1000 for s in seconds], 0)]
         for command, seconds in results.command_s.items()
     ]
     return [
-        _table(["process", "streams", "slots", "CPU seconds per 1,000 tokens"], cpu_rows),
-        _table(["process", "slots", "resident, MiB"], memory_rows),
-        _table(["command", "wall time, ms"], command_rows),
+        table(["process", "streams", "slots", "CPU seconds per 1,000 tokens"], cpu_rows),
+        table(["process", "slots", "resident, MiB"], memory_rows),
+        table(["command", "wall time, ms"], command_rows),
     ]
 
 
@@ -171,24 +170,18 @@ def _client_cpu_per_1000(figures: Sequence[Figures]) -> float:
 def _cell(
     results: Results, point: Point, name: str, value: Callable[[Figures], float], digits: int = 1
 ) -> str:
-    return _spread([value(figure) for figure in results.figures[point, name]], digits)
+    return spread([value(figure) for figure in results.figures[point, name]], digits)
 
 
-def _spread(values: Sequence[float], digits: int = 1) -> str:
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """The median, in brackets the least and the most."""
     middle = f"{statistics.median(values):.{digits}f}"
     if len(values) == 1:
         return middle
     return f"{middle} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cpu_name() -> str:
-    if _CPUINFO.exists():
-        for line in _CPUINFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

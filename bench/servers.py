@@ -13,18 +13,18 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 import psutil
 
 from bench.child import Child, request
-from bench.load import Endpoint
+from cli.bench.answers import Endpoint
 
 _HERE = Path(__file__).resolve().parent
 _SYSTEM_INFO = re.compile(r"system_info: .*?((?:CPU|CUDA|Metal)\b.*)")
 
-# The peers' prefix caches are switched off; the prompts differ anyway.
+# Where prompts differ anyway, the peers' prefix caches are switched off.
 _PEER_EXTRA = {"cache_prompt": False}
 
 
@@ -123,10 +123,18 @@ class Localrun:
 class LlamaCpp:
     """llama.cpp's server as a child: `command` is completed with model, slots, window, threads."""
 
-    def __init__(self, name: str, command: Callable[[int], list[str]], about: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[int], list[str]],
+        about: str = "",
+        *,
+        keeps_prompts: bool = False,
+    ) -> None:
         self.name = name
         self._command = command
         self._about = about
+        self._extra = {} if keeps_prompts else _PEER_EXTRA
         self._child: Child | None = None
 
     def start(self, n_parallel: int) -> Endpoint:
@@ -135,7 +143,7 @@ class LlamaCpp:
         port = self._child.wait_port()
         if found := _SYSTEM_INFO.search(self._child.log()):
             self._about = found[1].strip(" |")
-        return Endpoint("127.0.0.1", port, "bench", _PEER_EXTRA)
+        return Endpoint("127.0.0.1", port, "bench", self._extra)
 
     def stop(self) -> None:
         """See Server."""
@@ -177,29 +185,54 @@ class Remote:
         return ""
 
 
-def xllamacpp(setup: Setup) -> LlamaCpp:
-    """The server in the wheel (extra `bench`)."""
+# Flash attention as llama.cpp spells it; `auto` is its own default.
+FlashAttention = Literal["auto", "on", "off"]
+
+
+def xllamacpp(
+    setup: Setup, flash_attention: FlashAttention = "auto", *, keeps_prompts: bool = False
+) -> LlamaCpp:
+    """The server in the wheel (extra `bench`). `keeps_prompts` leaves its prefix cache on."""
     module = [sys.executable, "-m", "bench.xllamacpp_server", str(setup.model)]
+    more = [str(setup.window), str(setup.n_threads), flash_attention]
     return LlamaCpp(
-        "xllamacpp", lambda n: [*module, str(n), str(setup.window), str(setup.n_threads)]
+        _variant("xllamacpp", flash_attention),
+        lambda n: [*module, str(n), *more],
+        keeps_prompts=keeps_prompts,
     )
 
 
-def llama_server(setup: Setup, program: str) -> LlamaCpp:
+def llama_server(
+    setup: Setup,
+    program: str,
+    flash_attention: FlashAttention = "auto",
+    *,
+    keeps_prompts: bool = False,
+) -> LlamaCpp:
     """The program that `bench/build_peer.sh` builds, or another build of it."""
 
     def command(n_parallel: int) -> list[str]:
-        numbers = {
+        values = {
             "--port": _free_port(),
             "-np": n_parallel,
             "-c": n_parallel * setup.window,
             "-t": setup.n_threads,
+            "-fa": flash_attention,
         }
-        flags = [text for flag, number in numbers.items() for text in (flag, str(number))]
+        flags = [text for flag, value in values.items() for text in (flag, str(value))]
         return [program, "-m", str(setup.model), "--host", "127.0.0.1", *flags]
 
     flags = Path(program).with_name("flags")
-    return LlamaCpp("llama-server", command, flags.read_text().strip() if flags.exists() else "")
+    return LlamaCpp(
+        _variant("llama-server", flash_attention),
+        command,
+        flags.read_text().strip() if flags.exists() else "",
+        keeps_prompts=keeps_prompts,
+    )
+
+
+def _variant(name: str, flash_attention: FlashAttention) -> str:
+    return name if flash_attention == "auto" else f"{name}, FA {flash_attention}"
 
 
 def build_llama_server() -> str:

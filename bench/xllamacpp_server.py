@@ -1,13 +1,16 @@
 """llama.cpp's own server out of the `xllamacpp` wheel, in a process of its own.
 
-`python -m bench.xllamacpp_server MODEL N_PARALLEL WINDOW THREADS` prints its address and serves
-until it is killed. The defaults of the wheel, except for what llama-server is told as well.
+`python -m bench.xllamacpp_server MODEL N_PARALLEL WINDOW THREADS FLASH_ATTENTION` prints its
+address and serves until it is killed. The defaults of the wheel, except for what llama-server is
+told as well.
 """
 
 import sys
 import threading
 
 import xllamacpp
+
+_FLASH_ATTENTION = {"off": 0, "on": 1, "auto": -1}
 
 
 def main() -> None:
@@ -18,6 +21,7 @@ def main() -> None:
     params.n_parallel = n_parallel
     params.n_ctx = n_parallel * window
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type(_FLASH_ATTENTION[sys.argv[5]])
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     server = xllamacpp.Server(params)

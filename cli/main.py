@@ -26,6 +26,7 @@ COMMANDS = {
     "create": ("create", "create"),
     "cp": ("cp", "cp"),
     "rm": ("rm", "rm"),
+    "bench": ("bench", "bench"),
     "serve": ("serve", "serve"),
 }
 ALIASES = {"ls": "list", "start": "serve"}

@@ -104,6 +104,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "modelstore.errors",
     ),
 }
+ROOMS["cli.bench"] = (
+    "cli.bench",
+    "cli.client",
+    "cli.errors",
+    "cli.replies",
+    "localrun.loopback",
+    "localrun.units",
+    "modelstore.names",
+)
 ROOMS["cli.commands"] = ROOMS["cli"]
 ROOMS["cli.commands.serve"] = (*ROOMS["cli"], "localrun.app")
 
@@ -121,6 +130,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "platformdirs": ("localrun.settings", "cli.autostart"),
     "filelock": ("modelstore.locks", "cli.autostart"),
     "typer": ("cli",),
+    "rich": ("cli.bench.progress",),
 }
 
 
@@ -218,6 +228,8 @@ def test_package_inits_import_nothing() -> None:
         ("localrun.newroom.thing", "import os", "no row in ROOMS"),
         ("modelstore.newroom.thing", "import os", "no row in ROOMS"),
         ("cli.newroom.thing", "import os", "no row in ROOMS"),
+        ("cli.bench.load", "from cli.context import Context", "not in its row"),
+        ("cli.bench.report", "import rich.table", "not this module's"),
     ],
 )
 def test_a_violation_is_found(module: str, source: str, problem: str) -> None:

@@ -21,6 +21,13 @@ ABSENT: dict[str, set[str]] = {
         "rich",
         "asyncio",
     },
+    "import cli.main; cli.main.parse(['bench', 'm'])": {
+        *RUNNER_ONLY,
+        *DAEMON_ONLY,
+        "rich",
+        "asyncio",
+    },
+    "import cli.bench.progress, cli.bench.target, cli.bench.report": {*RUNNER_ONLY, *DAEMON_ONLY},
     "import localrun.runner.__main__": {
         *DAEMON_ONLY,
         "llama_cpp",  # only once a model of llama.cpp is loaded

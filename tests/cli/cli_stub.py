@@ -31,13 +31,17 @@ class Request:
 
 @dataclass
 class Reply:
-    """`lines` makes a chunked NDJSON stream; `is_cut` drops the connection instead of ending it."""
+    """`lines` makes a chunked NDJSON stream, or server-sent events with `is_sse`.
+
+    `is_cut` drops the connection instead of ending the stream.
+    """
 
     status: int = 200
     body: Any = None
     lines: Sequence[Any] | None = None
     gate: threading.Event | None = None
     is_cut: bool = False
+    is_sse: bool = False
 
 
 @dataclass
@@ -109,7 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
             if number == 1 and reply.gate is not None:
                 reply.gate.wait(30)
                 self._watch_client()
-            data = json.dumps(line).encode() + b"\n"
+            data = (line if isinstance(line, str) else json.dumps(line)).encode() + b"\n"
+            if reply.is_sse:
+                data = b"data: " + data + b"\n"
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         if reply.is_cut:
             self.close_connection = True
@@ -189,3 +195,16 @@ def chatted(*texts: str, **final: Any) -> list[Any]:
         return {"message": {"role": "assistant", "content": text}}
 
     return list(pieces(*texts, key=message, **final))
+
+
+def completed(
+    *texts: str, n_prompt: int = 10, n_tokens: int | None = None, n_cached: int = 0
+) -> Reply:
+    """A streamed chat completion of OpenAI's dialect; a token a text unless `n_tokens` says."""
+    usage = {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": len(texts) if n_tokens is None else n_tokens,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+    }
+    deltas = [{"choices": [{"delta": {"content": text}}]} for text in texts]
+    return Reply(lines=[*deltas, {"choices": [], "usage": usage}, "[DONE]"], is_sse=True)
