@@ -69,6 +69,15 @@ class SamplingParams(Struct, frozen=True):
         """True when every step takes the likeliest token and no penalty moves the logits."""
         return self.temperature <= 0 and not self.has_penalties
 
+    @property
+    def starts_fresh(self) -> bool:
+        """True when the prompt must be evaluated from its first token.
+
+        A prefix from elsewhere was evaluated in pieces of other sizes, which moves the last bits
+        of the logits: with a seed, the same request would not always give the same text.
+        """
+        return self.deterministic or self.seed >= 0
+
     def n_lookback(self, n_ctx: int) -> int:
         """Tokens that penalties look back at in a window of `n_ctx`."""
         return self.repeat_last_n if self.repeat_last_n >= 0 else n_ctx

@@ -200,7 +200,9 @@ class FakeModel:
             index += 1
         said: Sequence[int] = range(_FIRST_PIECE, _FIRST_PIECE + len(self._script.pieces))
         if self._script.echo:
-            said = [_ECHO + token % _ECHO for token in tokens[: len(tokens) - index] if token != _BOS]
+            said = [
+                _ECHO + token % _ECHO for token in tokens[: len(tokens) - index] if token != _BOS
+            ]
         if self._script.endless and said:
             return said[index % len(said)]
         return said[index] if index < len(said) else _END

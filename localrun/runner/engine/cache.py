@@ -88,7 +88,7 @@ class KvCache:
 
     def find(self, sequence: Sequence) -> Match[Holder] | None:
         """Whose prefix the sequence can start from."""
-        if sequence.sampling.deterministic:
+        if sequence.sampling.starts_fresh:
             return None
         candidates = self._candidates(sequence.scope)
         exact = not self._model.facts.shares_prefixes
@@ -101,7 +101,7 @@ class KvCache:
     def find_leader(self, sequence: Sequence, n_cached: int) -> tuple[Sequence | None, int]:
         """Who computes a longer prefix of the sequence right now, and how many tokens of it."""
         leader, n_best = None, n_cached + _MIN_AWAITED - 1
-        if sequence.sampling.deterministic or not self._model.facts.shares_prefixes:
+        if sequence.sampling.starts_fresh or not self._model.facts.shares_prefixes:
             return None, 0
         for other in self._running.values():
             if other.n_pending > 1 and other.scope == sequence.scope:
@@ -142,7 +142,9 @@ class KvCache:
         if match is None:
             return
         if data is not None:
-            self._restore(sequence, data[0], data[1], match.n)
+            was_restored = self._restore(sequence, data[0], data[1], match.n)
+            if not was_restored and isinstance(match.holder, Saved):
+                self._host.drop(match.holder)  # of another kind of context
         elif self.ledger.is_unified and not isinstance(match.holder, Saved):
             self._fork(match.holder.kv_id, sequence, match.n)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from localrun.core import DoneReason, LoadSpec, RunnerInfo, RunnerStats, Verdict
+from localrun.core import DoneReason, KvLayout, LoadSpec, RunnerInfo, RunnerStats, Verdict
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.runner.engine.cache import Holder, KvCache
 from localrun.runner.engine.cost_model import CostModel
@@ -33,6 +33,7 @@ from localrun.runner.engine.scheduler import (
     next_to_enter,
     plan_step,
 )
+from localrun.runner.engine.self_test import self_test
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.model import LoadRefused, Model
 
@@ -42,6 +43,9 @@ BROKEN_LOGITS = -100
 
 # One in so many cells stays free when sequences are admitted, as vLLM's watermark.
 _RESERVE_PART = 100
+
+# A self-test starts after so long without work, and is given up after so many interruptions.
+_TEST_AFTER_S, _MAX_TESTS = 1.0, 3
 
 # How often the counters travel while sequences run.
 _STATS_INTERVAL_NS = 500_000_000
@@ -100,9 +104,8 @@ class Engine:
         self._preempted: list[Sequence] = []  # in order of arrival
         self.running: list[Sequence] = []  # in order of arrival
         self._n_ctx = spec.n_ctx  # the largest window that anybody has asked for
-        self.shape = self._choose_shape()
-        model.open(self.shape)
-        self._cache = KvCache(model, self.shape, self._host, self._costs, self._meter)
+        self._n_tests = 0
+        self._open(self._choose_shape())
         self._admitted: list[Sequence] = []
         self._tokens: list[TokenOut] = []
         self._failed: list[tuple[Sequence, LocalrunError]] = []
@@ -122,6 +125,10 @@ class Engine:
     def run(self) -> None:
         """Steps for ever; sleeps in the inbox while there is nothing to do."""
         while True:
+            if self._is_test_due:
+                self._drain_inbox(block=True, timeout_s=_TEST_AFTER_S)
+                if self.is_idle:
+                    self.test_itself()
             if not self.step(block=self.is_idle):
                 # Nothing may start before a batch is full: until its delay is over, or a message.
                 self._drain_inbox(block=True, timeout_s=DYNAMIC_DELAY_S / 5)
@@ -239,14 +246,54 @@ class Engine:
         self._cache.save_donors()
         before = self.shape
         try:
-            self._model.open(shape)
-            self.shape = shape
+            self._open(shape)
         except LoadRefused:
-            self._model.open(before)
+            self._open(before)
             self._n_ctx = before.n_ctx
-        self._cache = KvCache(self._model, self.shape, self._host, self._costs, self._meter)
         self._meter.count("context_rebuilds_total")
         self._is_resized = True
+
+    def _open(self, shape: Shape) -> None:
+        self._model.open(shape)
+        self.shape = shape
+        self._cache = KvCache(self._model, shape, self._host, self._costs, self._meter)
+
+    # ---- the self-test
+
+    @property
+    def _is_test_due(self) -> bool:
+        return (
+            self._n_tests < _MAX_TESTS
+            and self._spec.verdict is None
+            and self.is_idle
+            and self._meter.counts["requests_finished_total"] > 0
+            and len(self._combinations()) > 1
+        )
+
+    def _combinations(self) -> list[tuple[KvLayout, bool]]:
+        """The kinds of context that settings and memory leave open."""
+        spec = self._spec
+        layouts: list[KvLayout] = [self.shape.layout]
+        if spec.kv_layout is None and self.shape.layout == "split":
+            layouts.append("unified")
+        kinds = [True, False] if spec.flash_attention is None else [spec.flash_attention]
+        if spec.kv_cache_type != "f16":
+            kinds = [True]
+        return [(layout, kind) for kind in kinds for layout in layouts]
+
+    def test_itself(self) -> None:
+        """Measures what is fastest here, unless somebody comes; then another time."""
+        self._n_tests += 1
+        self._cache.save_donors()
+        verdict: Verdict | None = None
+        for found in self_test(self._model, self._combinations(), self._spec.n_parallel):
+            verdict = found
+            if not self.inbox.empty():
+                break
+        self._open(self.shape)
+        if verdict is not None:
+            self._n_tests = _MAX_TESTS
+            self._emit(StepOutput((), (), (), n_running=0, verdict=verdict))
 
     # ---- who enters
 
