@@ -140,13 +140,19 @@ class LoadFailed(LocalrunError):
         return f"the model could not be loaded: {self.problem}" + (f" ({tail})" if tail else "")
 
 
+# Not one of llama.cpp's: the forward went well, and its logits are not numbers.
+BROKEN_LOGITS = -100
+
+
 @dataclass(eq=False)
 class EngineFailed(LocalrunError):
-    """A forward of the request's rows returned `code` of `llama_decode`."""
+    """A forward of the request's rows returned `code` of `llama_decode`, or `BROKEN_LOGITS`."""
 
     code: int
 
     def __str__(self) -> str:
+        if self.code == BROKEN_LOGITS:
+            return "the model's output is not a number; the file may be damaged"
         return f"an error was encountered while running the model: llama_decode gave {self.code}"
 
 

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from localrun.core import DoneReason, KvLayout, LoadSpec, RunnerInfo, RunnerStats, Verdict
+from localrun.core import DoneReason, LoadSpec, RunnerInfo, RunnerStats, Verdict
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.runner.engine.cache import Holder, KvCache
+from localrun.runner.engine.context import Context
 from localrun.runner.engine.cost_model import CostModel
-from localrun.runner.engine.host_tier import HostTier
-from localrun.runner.engine.layout import Shape, choose_shape
+from localrun.runner.engine.evaluation import NO_CELLS, Evaluator
+from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.meter import Meter
 from localrun.runner.engine.prefix_index import Match
+from localrun.runner.engine.sampling import SamplerPool, n_helpers
 from localrun.runner.engine.scheduler import (
     DYNAMIC_DELAY_S,
     Budget,
@@ -35,11 +37,7 @@ from localrun.runner.engine.scheduler import (
 )
 from localrun.runner.engine.self_test import self_test
 from localrun.runner.engine.sequence import Sequence
-from localrun.runner.model import LoadRefused, Model
-
-# llama.cpp's code for a forward that found too few cells, and ours for one without numbers.
-_NO_CELLS = 1
-BROKEN_LOGITS = -100
+from localrun.runner.model import Model
 
 # One in so many cells stays free when sequences are admitted, as vLLM's watermark.
 _RESERVE_PART = 100
@@ -97,25 +95,34 @@ class Engine:
         self._clock_ns = clock_ns
         self._costs = CostModel()
         self._expected = Expectation()
-        self._host = HostTier(model.host_tier_bytes)
         self._meter = Meter()
         self._arrivals = itertools.count()
         self._waiting = FairLine()
         self._preempted: list[Sequence] = []  # in order of arrival
         self.running: list[Sequence] = []  # in order of arrival
-        self._n_ctx = spec.n_ctx  # the largest window that anybody has asked for
+        self._n_ctx = 0  # the largest window that anybody has asked for
         self._n_tests = 0
-        self._open(self._choose_shape())
+        self._context = Context(model, spec, self._costs, self._meter)
+        self._evaluator = Evaluator(
+            model, self._costs, self._meter, SamplerPool(n_helpers(spec.n_threads)), clock_ns
+        )
         self._admitted: list[Sequence] = []
         self._tokens: list[TokenOut] = []
         self._failed: list[tuple[Sequence, LocalrunError]] = []
         self._match: Match[Holder] | None = None  # of the sequence that was looked at last
         self._is_full = False  # nobody who waits fits, until somebody leaves
         self._is_resized = False
-        self._merges_rows = spec.verdict is not None and spec.verdict.merges_rows
         self._target_s = spec.tpot_target_ms / 1e3 if spec.tpot_target_ms else None
         self._stats_sent_ns = 0
-        self._forward_ns = 0
+
+    @property
+    def shape(self) -> Shape:
+        """The context as it is now."""
+        return self._context.shape
+
+    @property
+    def _cache(self) -> KvCache:
+        return self._context.cache
 
     @property
     def is_idle(self) -> bool:
@@ -140,17 +147,16 @@ class Engine:
         """
         changed = self._drain_inbox(block=block)
         began_ns = self._clock_ns()
-        self._forward_ns = 0
         self._fit_context()
         self._let_in(began_ns)
         plan = self._plan()
         for sequence in plan.preempt:
             self._preempt(sequence)
-        self._evaluate(plan)
+        forward_ns = self._evaluate(plan)
         if not plan.is_empty:
             self._expected.saw_step(preempted=bool(plan.preempt))
             self._meter.count("steps_total")
-            host_ns = self._clock_ns() - began_ns - self._forward_ns
+            host_ns = self._clock_ns() - began_ns - forward_ns
             self._meter.count("step_host_seconds_total", host_ns / 1e9)
         if changed or not plan.is_empty or self._failed:
             self._emit_step()
@@ -204,61 +210,17 @@ class Engine:
 
     # ---- the context
 
-    def _choose_shape(self) -> Shape:
-        needs_split = any(
-            s.sampling.deterministic for s in (*self.running, *self._preempted, *self._waiting)
-        )
-        return choose_shape(
-            self._spec,
-            self._model.facts,
-            self._model.free_bytes(),
-            n_ctx=self._n_ctx,
-            needs_split=needs_split,
-        )
-
     def _fit_context(self) -> None:
-        """Makes another context around the weights when a sequence needs one.
-
-        A larger window and a deterministic sequence cannot wait; live sequences are preempted and
-        come back in the new context. Everything else waits until nobody runs.
-        """
-        is_too_small = self._n_ctx > self.shape.n_ctx and not self._holds(self._n_ctx)
-        must_split = self.shape.layout == "unified" and any(
-            s.sampling.deterministic for s in self._waiting
-        )
-        if not is_too_small and not must_split:
+        """Live sequences are preempted for another context, and come back in it."""
+        live = (*self.running, *self._preempted)
+        needs_split = any(s.sampling.deterministic for s in (*live, *self._waiting))
+        shape = self._context.wanted(self._n_ctx, needs_split=needs_split, is_empty=not live)
+        if shape is None:
             return
-        shape = self._choose_shape()
-        if (shape.n_ctx, shape.layout) == (self.shape.n_ctx, self.shape.layout):
-            self._n_ctx = self.shape.n_ctx  # memory has no more
-            return
-        self.reshape(shape)
-
-    def _holds(self, n_ctx: int) -> bool:
-        """A unified pool holds any window that is not larger than itself, unless rope forbids."""
-        original = self._model.facts.n_ctx_original
-        return self.shape.layout == "unified" and n_ctx <= self.shape.n_cells and not original
-
-    def reshape(self, shape: Shape) -> None:
-        """Gives the model another context; what lives goes through the host tier."""
         for sequence in list(self.running):
             self._preempt(sequence)
-        self._cache.save_donors()
-        before = self.shape
-        try:
-            self._open(shape)
-        except LoadRefused:
-            self._open(before)
-            self._n_ctx = before.n_ctx
-        self._meter.count("context_rebuilds_total")
+        self._context.replace(shape)
         self._is_resized = True
-
-    def _open(self, shape: Shape) -> None:
-        self._model.open(shape)
-        self.shape = shape
-        self._cache = KvCache(self._model, shape, self._host, self._costs, self._meter)
-
-    # ---- the self-test
 
     @property
     def _is_test_due(self) -> bool:
@@ -267,30 +229,20 @@ class Engine:
             and self._spec.verdict is None
             and self.is_idle
             and self._meter.counts["requests_finished_total"] > 0
-            and len(self._combinations()) > 1
+            and len(self._context.alternatives()) > 1
         )
-
-    def _combinations(self) -> list[tuple[KvLayout, bool]]:
-        """The kinds of context that settings and memory leave open."""
-        spec = self._spec
-        layouts: list[KvLayout] = [self.shape.layout]
-        if spec.kv_layout is None and self.shape.layout == "split":
-            layouts.append("unified")
-        kinds = [True, False] if spec.flash_attention is None else [spec.flash_attention]
-        if spec.kv_cache_type != "f16":
-            kinds = [True]
-        return [(layout, kind) for kind in kinds for layout in layouts]
 
     def test_itself(self) -> None:
         """Measures what is fastest here, unless somebody comes; then another time."""
         self._n_tests += 1
         self._cache.save_donors()
         verdict: Verdict | None = None
-        for found in self_test(self._model, self._combinations(), self._spec.n_parallel):
+        combinations = self._context.alternatives()
+        for found in self_test(self._model, combinations, self._spec.n_parallel):
             verdict = found
             if not self.inbox.empty():
                 break
-        self._open(self.shape)
+        self._context.reopen(self.shape)
         if verdict is not None:
             self._n_tests = _MAX_TESTS
             self._emit(StepOutput((), (), (), n_running=0, verdict=verdict))
@@ -352,7 +304,7 @@ class Engine:
 
     def _enter(self, sequence: Sequence, now_ns: int) -> None:
         self._waiting.leave(sequence)
-        sequence.cap(self.shape.n_ctx if not self._cache.ledger.is_unified else self._n_ctx)
+        sequence.cap(self._context.window)
         self._cache.enter(sequence, self._match)
         sequence.n_cached = sequence.n_done
         sequence.admitted_ns = now_ns
@@ -409,105 +361,19 @@ class Engine:
             return True
         return False
 
-    def _evaluate(self, plan: StepPlan) -> None:
-        shared = [(s, 1) for s in plan.decode if not s.sampling.deterministic]
-        own = [(s, 1) for s in plan.decode if s.sampling.deterministic]
-        prefill = list(plan.prefill)
-        if self._merges_rows and shared and prefill:
-            n_rows = len(shared) + sum(n for _, n in prefill)
-            if n_rows <= self._model.n_batch and not any(
-                s.sampling.deterministic for s, _ in prefill
-            ):
-                shared, prefill = shared + prefill, []
-        # Decodes first and in a call of their own: one graph covers equally long pieces only, so
-        # a call that mixes them with a prompt falls apart into several and costs the streams more.
-        if shared:
-            # llama.cpp cuts a batch at gaps and steps back in the ids, so the rows go by id.
-            shared.sort(key=_by_kv_id)
-            self._forward(shared)
-        for piece in (*own, *prefill):
-            self._forward([piece])
-
-    def _forward(self, pieces: list[tuple[Sequence, int]]) -> None:
-        """Evaluates the next rows of each sequence and samples those that reached their end."""
-        # Somebody may have had to yield since the plan was made.
-        pieces = [(s, n) for s, n in pieces if s.kv_id >= 0 and s.n_pending >= n]
-        if not pieces or not self._cache.make_room(sum(n for _, n in pieces)):
-            return
-        tokens: list[int] = []
-        positions: list[int] = []
-        kv_ids: list[int] = []
-        outputs: list[bool] = []
-        for sequence, n_rows in pieces:
-            start, end = sequence.n_done, sequence.n_done + n_rows
-            tokens += sequence.tokens[start:end]
-            positions += range(start, end)
-            kv_ids += [sequence.kv_id] * n_rows
-            outputs += [False] * (n_rows - 1)
-            outputs.append(end == len(sequence.tokens))
-        began_ns = self._clock_ns()
-        code = self._model.forward(tokens, positions, kv_ids, outputs)
-        elapsed_ns = self._clock_ns() - began_ns
-        self._forward_ns += elapsed_ns
-        if code != 0:
-            self._after_failure(pieces, code)
-            return
-        self._learn(pieces, elapsed_ns / 1e9)
-        ready = []
-        for sequence, n_rows in pieces:
-            if not self._cache.wrote(sequence, n_rows):
-                self._meter.count("ledger_drift_total")
-                self._cache.rewind(sequence)
-            elif sequence.n_pending == 0:
-                ready.append(sequence)
-        if ready:
-            self._sample(ready)
-
-    def _learn(self, pieces: list[tuple[Sequence, int]], elapsed_s: float) -> None:
-        n_rows = sum(n for _, n in pieces)
-        n_prefill = sum(n for _, n in pieces if n > 1)
-        meter = self._meter
-        if n_prefill:
-            n_decode = n_rows - n_prefill
-            others_s = self._costs.decode_s if n_decode else 0.0
-            self._costs.saw_prefill(n_prefill, max(elapsed_s / 2, elapsed_s - others_s))
-            meter.count("prefill_tokens_total", n_prefill)
-            meter.observe("prefill_seconds", elapsed_s)
-        else:
-            self._costs.saw_decode(elapsed_s)
-            meter.observe("decode_seconds", elapsed_s)
-        meter.count("decode_tokens_total", n_rows - n_prefill)
-        for sequence, n in pieces:
-            n_again = min(sequence.n_evaluated, sequence.n_done + n) - sequence.n_done
-            if n_again > 0:
-                meter.count("recomputed_tokens_total", n_again)
-            sequence.n_evaluated = max(sequence.n_evaluated, sequence.n_done + n)
-
-    def _after_failure(self, pieces: list[tuple[Sequence, int]], code: int) -> None:
-        """Nobody pays for another one's failure: what failed together is tried one by one."""
-        self._meter.count("forward_errors_total")
-        for sequence, _ in pieces:
-            self._cache.rewind(sequence)
-        if code == _NO_CELLS and self._reclaim():
-            return  # the next step plans again
-        if len(pieces) == 1:
-            self._fail(pieces[0][0], EngineFailed(code))
-            return
-        for piece in pieces:
-            self._forward([piece])
-
-    def _sample(self, sequences: list[Sequence]) -> None:
-        """Takes a token for each sequence; they stand in the order of the output rows."""
-        likeliest = self._model.greedy()
+    def _evaluate(self, plan: StepPlan) -> int:
+        """Carries out the plan; returns the time in forwards, ns."""
+        done = self._evaluator.evaluate(plan, self._cache, merges_rows=self._context.merges_rows)
         now_ns = self._clock_ns()
-        for row, sequence in enumerate(sequences):
-            token = likeliest[row]
-            if token < 0:
-                self._fail(sequence, EngineFailed(BROKEN_LOGITS))
-                continue
-            if sequence.sampler is not None:
-                token = sequence.sampler.sample(row)
+        for sequence, token in done.tokens:
             self._take(sequence, token, now_ns)
+        lacking = [sequence for sequence, code in done.failed if code == NO_CELLS]
+        # The books were wrong. Whoever lacked cells is planned again when some were freed.
+        can_go_on = bool(lacking) and self._reclaim()
+        for sequence, code in done.failed:
+            if code != NO_CELLS or not can_go_on:
+                self._fail(sequence, EngineFailed(code))
+        return done.forward_ns
 
     def _take(self, sequence: Sequence, token: int, now_ns: int) -> None:
         if sequence.first_token_ns:
@@ -584,16 +450,12 @@ class Engine:
             "kv_cells_retained": self._cache.n_retained,
             "kv_cells_free": ledger.n_free,
             "kv_cells_used_max": ledger.n_used_max,
-            "host_tier_bytes": self._host.n_bytes,
+            "host_tier_bytes": self._context.host.n_bytes,
         }
 
 
 def _by_arrival(sequence: Sequence) -> int:
     return sequence.arrival
-
-
-def _by_kv_id(piece: tuple[Sequence, int]) -> int:
-    return piece[0].kv_id
 
 
 def _close(sequence: Sequence) -> None:

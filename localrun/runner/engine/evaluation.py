@@ -1,0 +1,169 @@
+"""A plan → rows in the model → tokens. What a forward costs and counts is learned here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from localrun.errors import BROKEN_LOGITS
+from localrun.runner.engine.cache import KvCache
+from localrun.runner.engine.cost_model import CostModel
+from localrun.runner.engine.meter import Meter
+from localrun.runner.engine.sampling import SamplerPool
+from localrun.runner.engine.scheduler import StepPlan
+from localrun.runner.engine.sequence import Sequence
+from localrun.runner.model import Model
+
+# llama.cpp's code for a forward that found too few cells.
+NO_CELLS = 1
+
+Piece = tuple[Sequence, int]
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """What came of a plan: tokens, and sequences whose forward failed, with its code.
+
+    Those with `NO_CELLS` lost nothing and can be planned again when there are cells.
+    """
+
+    tokens: list[tuple[Sequence, int]] = field(default_factory=list)
+    failed: list[tuple[Sequence, int]] = field(default_factory=list)
+    forward_ns: int = 0
+
+
+class Evaluator:
+    """Runs forwards. Engine thread only."""
+
+    def __init__(
+        self,
+        model: Model,
+        costs: CostModel,
+        meter: Meter,
+        samplers: SamplerPool,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._model = model
+        self._costs = costs
+        self._meter = meter
+        self._samplers = samplers
+        self._clock_ns = clock_ns
+
+    def evaluate(self, plan: StepPlan, cache: KvCache, *, merges_rows: bool) -> Evaluated:
+        """Decodes first and in a call of their own, unless that was measured to be slower.
+
+        One graph covers equally long pieces only, so a call that mixes decodes with a prompt falls
+        apart into several and costs the streams more. Deterministic sequences have own calls.
+        """
+        done = Evaluated()
+        shared = [(s, 1) for s in plan.decode if not s.sampling.deterministic]
+        alone = [(s, 1) for s in plan.decode if s.sampling.deterministic] + list(plan.prefill)
+        if merges_rows and shared and self._is_one_call(shared, plan.prefill):
+            shared, alone = shared + alone, []
+        if shared:
+            # llama.cpp cuts a batch at gaps and steps back in the ids, so the rows go by id.
+            shared.sort(key=_by_kv_id)
+            self._forward(shared, cache, done)
+        for piece in alone:
+            self._forward([piece], cache, done)
+        return done
+
+    def _is_one_call(self, decode: list[Piece], prefill: tuple[Piece, ...]) -> bool:
+        n_rows = len(decode) + sum(n for _, n in prefill)
+        return n_rows <= self._model.n_batch and not any(
+            sequence.sampling.deterministic for sequence, _ in prefill
+        )
+
+    def _forward(self, pieces: list[Piece], cache: KvCache, done: Evaluated) -> None:
+        """Evaluates the next rows of each sequence and samples those that reached their end."""
+        if not cache.make_room(sum(n for _, n in pieces)):
+            done.failed += [(sequence, NO_CELLS) for sequence, _ in pieces]
+            return
+        began_ns = self._clock_ns()
+        code = self._model.forward(*_rows(pieces))
+        elapsed_ns = self._clock_ns() - began_ns
+        done.forward_ns += elapsed_ns
+        if code != 0:
+            self._after_failure(pieces, cache, done, code)
+            return
+        self._learn(pieces, elapsed_ns / 1e9)
+        ready = []
+        for sequence, n_rows in pieces:
+            if not cache.wrote(sequence, n_rows):
+                self._meter.count("ledger_drift_total")
+                cache.rewind(sequence)
+            elif sequence.n_pending == 0:
+                ready.append(sequence)
+        if ready:
+            self._sample(ready, done)
+
+    def _after_failure(
+        self, pieces: list[Piece], cache: KvCache, done: Evaluated, code: int
+    ) -> None:
+        """Nobody pays for another one's failure: what failed together is tried one by one."""
+        self._meter.count("forward_errors_total")
+        n_before = [sequence.n_done for sequence, _ in pieces]
+        for sequence, _ in pieces:
+            cache.rewind(sequence)
+        if code == NO_CELLS or len(pieces) == 1:
+            done.failed += [(sequence, code) for sequence, _ in pieces]
+            return
+        for piece, n in zip(pieces, n_before, strict=True):
+            if piece[0].n_done == n:  # else it starts over, and is planned again
+                self._forward([piece], cache, done)
+
+    def _learn(self, pieces: list[Piece], elapsed_s: float) -> None:
+        n_rows = sum(n for _, n in pieces)
+        n_prefill = sum(n for _, n in pieces if n > 1)
+        meter = self._meter
+        if n_prefill:
+            others_s = self._costs.decode_s if n_prefill < n_rows else 0.0
+            self._costs.saw_prefill(n_prefill, max(elapsed_s / 2, elapsed_s - others_s))
+            meter.count("prefill_tokens_total", n_prefill)
+            meter.observe("prefill_seconds", elapsed_s)
+        else:
+            self._costs.saw_decode(elapsed_s)
+            meter.observe("decode_seconds", elapsed_s)
+        meter.count("decode_tokens_total", n_rows - n_prefill)
+        for sequence, n in pieces:
+            end = sequence.n_done + n
+            if end <= sequence.n_evaluated:
+                meter.count("recomputed_tokens_total", n)
+            elif sequence.n_done < sequence.n_evaluated:
+                meter.count("recomputed_tokens_total", sequence.n_evaluated - sequence.n_done)
+            sequence.n_evaluated = max(sequence.n_evaluated, end)
+
+    def _sample(self, sequences: list[Sequence], done: Evaluated) -> None:
+        """Takes a token for each sequence; they stand in the order of the output rows."""
+        tokens = self._model.greedy()
+        jobs = [
+            (sequence.sampler, row)
+            for row, sequence in enumerate(sequences)
+            if sequence.sampler is not None and tokens[row] >= 0
+        ]
+        if jobs:
+            for (_, row), token in zip(jobs, self._samplers.sample(jobs), strict=True):
+                tokens[row] = token
+        for sequence, token in zip(sequences, tokens, strict=True):
+            if token < 0:
+                done.failed.append((sequence, BROKEN_LOGITS))
+            else:
+                done.tokens.append((sequence, token))
+
+
+def _rows(pieces: list[Piece]) -> tuple[list[int], list[int], list[int], list[bool]]:
+    """(tokens, positions, ids, wants logits) of every row."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    kv_ids: list[int] = []
+    outputs: list[bool] = []
+    for sequence, n_rows in pieces:
+        start, end = sequence.n_done, sequence.n_done + n_rows
+        tokens += sequence.tokens[start:end]
+        positions += range(start, end)
+        kv_ids += [sequence.kv_id] * n_rows
+        outputs += [False] * (n_rows - 1)
+        outputs.append(end == len(sequence.tokens))
+    return tokens, positions, kv_ids, outputs
+
+
+def _by_kv_id(piece: Piece) -> int:
+    return piece[0].kv_id
