@@ -100,7 +100,7 @@ class Engine:
         self._waiting = FairLine()
         self._preempted: list[Sequence] = []  # in order of arrival
         self.running: list[Sequence] = []  # in order of arrival
-        self._n_ctx = 0  # the largest window that anybody has asked for
+        self._n_ctx = 0  # the largest window among new arrivals
         self._n_tests = 0
         self._context = Context(model, spec, self._costs, self._meter)
         self._evaluator = Evaluator(
@@ -214,7 +214,8 @@ class Engine:
         """Live sequences are preempted for another context, and come back in it."""
         live = (*self.running, *self._preempted)
         needs_split = any(s.sampling.deterministic for s in (*live, *self._waiting))
-        shape = self._context.wanted(self._n_ctx, needs_split=needs_split, is_empty=not live)
+        n_ctx, self._n_ctx = self._n_ctx, 0
+        shape = self._context.wanted(n_ctx, needs_split=needs_split, is_empty=not live)
         if shape is None:
             return
         for sequence in list(self.running):
@@ -227,6 +228,7 @@ class Engine:
         return (
             self._n_tests < _MAX_TESTS
             and self._spec.verdict is None
+            and self._spec.engine != "fake"  # its clock is a script
             and self.is_idle
             and self._meter.counts["requests_finished_total"] > 0
             and len(self._context.alternatives()) > 1
