@@ -113,26 +113,26 @@ class KvCache:
 
     def _candidates(self, scope: str) -> Iterator[Candidate[Holder]]:
         """Everybody in the scope. Among equal ones the first is the cheapest to share with."""
-        running = (
-            Candidate[Holder](other.tokens, other.n_done, other)
-            for other in self._running.values()
-            if other.scope == scope and other.n_done
-        )
-        saved = (
-            # Restoring makes a copy, so it is like one that nobody else uses.
-            Candidate[Holder](state.tokens, len(state.tokens), state, is_idle=True)
-            for state in self._host.unpinned()
-            if state.scope == scope
-        )
         for donor in self._donors.values():
             if donor.scope == scope:
                 yield Candidate(donor.tokens, len(donor.tokens), donor, is_idle=True)
         if self.ledger.is_unified:
-            yield from running
-            yield from saved
+            yield from self._running_candidates(scope)
+            yield from self._saved_candidates(scope)
         else:
-            yield from saved
-            yield from running
+            yield from self._saved_candidates(scope)
+            yield from self._running_candidates(scope)
+
+    def _running_candidates(self, scope: str) -> Iterator[Candidate[Holder]]:
+        for running in self._running.values():
+            if running.scope == scope and running.n_done:
+                yield Candidate(running.tokens, running.n_done, running)
+
+    def _saved_candidates(self, scope: str) -> Iterator[Candidate[Holder]]:
+        for saved in self._host.unpinned():
+            if saved.scope == scope:
+                # Restoring makes a copy, so it is like one that nobody else uses.
+                yield Candidate(saved.tokens, len(saved.tokens), saved, is_idle=True)
 
     # ---- in
 
