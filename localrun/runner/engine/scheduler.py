@@ -229,10 +229,12 @@ def _chunk(sequence: Sequence, n_left: int, n_batch: int, *, is_first: bool, oth
     if sequence.sampling.deterministic:
         n_rows = min(sequence.n_pending, DETERMINISTIC_ROWS, n_batch)
         return n_rows if is_first or n_rows <= n_left else 0
+    if n_left <= 0:
+        return 0
     n_rows = min(sequence.n_pending, n_left)
     if others and n_rows == n_left:
         n_rows = max(1, int(n_left * _SHARED))
-    return max(0, n_rows)
+    return n_rows
 
 
 def _that_fit(sequence: Sequence, n_rows: int, n_free: float) -> int:
