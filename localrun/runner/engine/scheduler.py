@@ -87,8 +87,11 @@ class FairLine:
 
     def leave(self, sequence: Sequence) -> None:
         """It got a slot, or its reader has left. Raises ValueError when it does not wait."""
+        # Not its own place: one that overtakes or is cancelled far behind must not push newcomers
+        # behind those who still wait.
+        now = self._waiting[0].tag if self._waiting else 0.0
         self._waiting.remove(sequence)
-        self._now = max(self._now, sequence.tag)
+        self._now = max(self._now, now)
         if not self._waiting:
             self._next_start.clear()
             self._now = 0.0
