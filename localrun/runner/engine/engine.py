@@ -108,6 +108,7 @@ class Engine:
         self._failed: list[tuple[Sequence, LocalrunError]] = []
         self._match: Match[Holder] | None = None  # of the sequence that was looked at last
         self._is_full = False  # nobody who waits fits, until somebody leaves
+        self._is_short = False  # a forward found fewer cells than the books say; nobody comes in
         self._is_resized = False
         self._merges_rows = spec.verdict is not None and spec.verdict.merges_rows
         self._target_s = spec.tpot_target_ms / 1e3 if spec.tpot_target_ms else None
@@ -251,6 +252,9 @@ class Engine:
     # ---- who enters
 
     def _let_in(self, now_ns: int) -> None:
+        if self._is_short and self.running:
+            return  # whoever yielded would come back at once and fill the cells again
+        self._is_short = False
         while len(self.running) < self.shape.n_slots:
             if self._preempted:
                 # Before anybody new: it came before them, and its reader sees it pause.
@@ -442,6 +446,7 @@ class Engine:
         for sequence, _ in pieces:
             self._cache.rewind(sequence)
         if code == _NO_CELLS and self._reclaim():
+            self._is_short = True
             return  # the next step plans again
         if len(pieces) == 1:
             self._fail(pieces[0][0], EngineFailed(code))
@@ -486,7 +491,7 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._cache.leave(sequence, keep=True)
-        self._is_full = False
+        self._is_full = self._is_short = False
         _close(sequence)
 
     def _fail(self, sequence: Sequence, error: LocalrunError) -> None:
