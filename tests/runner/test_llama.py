@@ -408,7 +408,7 @@ def test_the_next_turn_of_a_chat_evaluates_only_what_is_new(
 def contended(
     model: LlamaModel, prompts: list[list[int]], **fields: Any
 ) -> tuple[list[list[int]], Bench]:
-    params = {"num_predict": 100, **fields.pop("params", {})}
+    params = {"num_predict": 80, **fields.pop("params", {})}
     bench = Bench(model, n_ctx=512, n_parallel=6, **fields)
     for prompt in prompts:
         bench.submit(prompt, **params)
