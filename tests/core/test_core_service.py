@@ -38,7 +38,7 @@ def prepared(store: Store, verdicts: Verdicts, options: dict[str, Any], **defaul
     service = InferenceService(
         store, residency, ServiceDefaults(placement, n_parallel=4, **defaults), verdicts
     )
-    call = Call("m", ChatPrompt((Message("user", "hi"),)), options)
+    call = Call("m", (ChatPrompt((Message("user", "hi"),)),), options)
     return service._prepare(call)
 
 

@@ -315,6 +315,19 @@ def test_a_context_with_fewer_cells_than_it_says_ends_only_those_it_cannot_hold(
     assert bench.count("forward_errors_total") > 0
 
 
+def test_a_victim_stays_out_where_cells_are_fewer_than_they_seem(make_bench: MakeBench) -> None:
+    bench = make_bench(
+        n_parallel=2, n_ctx=100, kv_layout="unified", kv_pool=150, n_cells_lost=55, echo=True
+    )
+    for number, letter in enumerate("ab"):
+        bench.submit(number, letter * 40, num_predict=40)
+    for _ in range(200):
+        bench.step()
+    assert bench.engine.is_idle
+    assert bench.texts == {0: b"a" * 40, 1: b"b" * 40}
+    assert 0 < bench.count("forward_errors_total") <= 2
+
+
 # ---- the context
 
 

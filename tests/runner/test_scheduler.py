@@ -1,67 +1,568 @@
-"""One step's decision: who enters, who decodes, which prompts advance."""
+"""Decisions alone: who enters, who evaluates how many rows, who yields, and whose turn it is."""
+
+import math
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from localrun.core import SamplingParams
-from localrun.runner.engine.scheduler import Budget, plan_step
+from localrun.runner.engine.scheduler import (
+    DETERMINISTIC_ROWS,
+    DYNAMIC_DELAY_S,
+    MAX_OVERTAKEN,
+    STATIC_DELAY_S,
+    Budget,
+    Expectation,
+    FairLine,
+    batch_may_start,
+    next_to_enter,
+    plan_step,
+)
 from localrun.runner.engine.sequence import Sequence
 
-BUDGET = Budget(alone=8, beside=4)
+BUDGET = Budget(alone=16, beside=8)
 
 
-def sequence(name: int, n_prompt: int, n_done: int = 0) -> Sequence:
-    made = Sequence(name, [0] * n_prompt, SamplingParams(), n_ctx=1000)
+def make(name: int, n_prompt: int, n_done: int = 0, *, client: str = "", **params: Any) -> Sequence:
+    made = Sequence(name, [0] * n_prompt, SamplingParams(**params), n_ctx=10_000, client=client)
     made.n_done = n_done
     return made
 
 
-def ids(sequences: object) -> list[int]:
-    return [s.id for s in sequences]  # type: ignore[attr-defined]
+def prompt(name: int, n_rows: int, n_done: int = 0, **params: Any) -> Sequence:
+    """One with `n_rows` prompt tokens to evaluate."""
+    return make(name, n_done + n_rows, n_done, **params)
 
 
-def test_the_oldest_waiting_take_the_free_slots() -> None:
-    plan = plan_step([sequence(1, 2), sequence(2, 2), sequence(3, 2)], [], 2, BUDGET)
-    assert ids(plan.admit) == [1, 2]
+def stream(name: int, n_cells: int = 10, **params: Any) -> Sequence:
+    """One that decodes."""
+    return make(name, n_cells + 1, n_cells, **params)
 
 
-def test_without_a_free_slot_nobody_enters() -> None:
-    running = [sequence(1, 2, n_done=2)]
-    plan = plan_step([sequence(2, 2)], running, 0, BUDGET)
-    assert plan.admit == ()
-    assert ids(plan.decode) == [1]
+def decide(
+    running: Seq[Sequence],
+    n_free: float = math.inf,
+    *,
+    own: Mapping[int, int] | None = None,
+    lost_s: Mapping[int, float] | None = None,
+    budget: Budget = BUDGET,
+) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+    """Ids that decode, rows of prompts by id, ids that yield.
+
+    By default a sequence's cells are all its own, and losing them costs a second each.
+    """
+    plan = plan_step(
+        running,
+        budget,
+        n_free,
+        lambda s: (own or {}).get(s.id, s.n_done),
+        lambda s: (lost_s or {}).get(s.id, float(s.n_done)),
+    )
+    assert plan.is_empty == (not plan.decode and not plan.prefill)
+    decode, prefill, preempt = plan
+    return [s.id for s in decode], [(s.id, n) for s, n in prefill], [s.id for s in preempt]
 
 
-def test_a_prompt_alone_takes_the_whole_budget() -> None:
-    plan = plan_step([sequence(1, 20)], [], 1, BUDGET)
-    assert [(s.id, n) for s, n in plan.prefill] == [(1, 8)]
+# ---- rows of a step
 
 
-def test_a_prompt_beside_streams_takes_small_chunks_and_every_stream_decodes() -> None:
-    streams = [sequence(1, 3, n_done=3), sequence(2, 3, n_done=3)]
-    plan = plan_step([sequence(3, 20)], streams, 1, BUDGET)
-    assert ids(plan.decode) == [1, 2]
-    assert [(s.id, n) for s, n in plan.prefill] == [(3, 4)]
+@pytest.mark.parametrize(
+    ("running", "decode", "prefill"),
+    [
+        pytest.param([], [], [], id="nobody"),
+        pytest.param([prompt(1, 20)], [], [(1, 16)], id="a prompt alone takes the whole budget"),
+        pytest.param([prompt(1, 5)], [], [(1, 5)], id="no more rows than there are"),
+        pytest.param(
+            [stream(1), prompt(2, 20), stream(3)], [1, 3], [(2, 8)], id="streams come first"
+        ),
+        pytest.param(
+            [prompt(1, 20), stream(2)], [2], [(1, 8)], id="a stream that came later counts too"
+        ),
+        pytest.param(
+            [prompt(1, 20), prompt(2, 20)], [], [(1, 12), (2, 4)], id="the last quarter is others'"
+        ),
+        pytest.param(
+            [prompt(1, 12), prompt(2, 20)], [], [(1, 12), (2, 4)], id="a short one leaves the rest"
+        ),
+        pytest.param(
+            [prompt(1, 16), prompt(2, 20)], [], [(1, 12), (2, 4)], id="all rows are too many"
+        ),
+        pytest.param(
+            [stream(0), prompt(1, 20), prompt(2, 20), prompt(3, 20)],
+            [0],
+            [(1, 6), (2, 1), (3, 1)],
+            id="everybody advances",
+        ),
+        pytest.param(
+            [stream(0), *(prompt(n, 20) for n in range(1, 9))],
+            [0],
+            [(1, 6), (2, 1), (3, 1)],
+            id="the budget is a limit for many prompts too",
+        ),
+        pytest.param(
+            [prompt(1, 200, deterministic=True)],
+            [],
+            [(1, 16)],
+            id="a deterministic chunk has at most a batch",
+        ),
+        pytest.param(
+            [stream(0), prompt(1, 200, deterministic=True)],
+            [0],
+            [(1, 16)],
+            id="a deterministic chunk is the same beside streams",
+        ),
+        pytest.param(
+            [prompt(1, 9), prompt(2, 200, deterministic=True)],
+            [],
+            [(1, 9)],
+            id="a deterministic chunk waits rather than shrink",
+        ),
+        pytest.param(
+            [prompt(1, 200, deterministic=True), prompt(2, 9)],
+            [],
+            [(1, 16)],
+            id="nothing is left behind a deterministic chunk",
+        ),
+    ],
+)
+def test_rows_of_a_step(
+    running: list[Sequence], decode: list[int], prefill: list[tuple[int, int]]
+) -> None:
+    assert decide(running) == (decode, prefill, [])
 
 
-def test_prompts_share_the_budget_in_order_of_arrival() -> None:
-    running = [sequence(1, 6, n_done=3)]
-    plan = plan_step([sequence(2, 20), sequence(3, 20)], running, 2, BUDGET)
-    assert [(s.id, n) for s, n in plan.prefill] == [(1, 3), (2, 5)]
+@pytest.mark.parametrize(("n_rows", "expected"), [(200, DETERMINISTIC_ROWS), (10, 10), (65, 64)])
+@pytest.mark.parametrize("others", [[], [stream(2)], [prompt(2, 300)], [stream(2), prompt(3, 9)]])
+def test_a_deterministic_chunk_depends_on_nothing_but_its_prompt(
+    others: list[Sequence], n_rows: int, expected: int
+) -> None:
+    running = [prompt(1, n_rows, deterministic=True), *others]
+    _, prefill, _ = decide(running, budget=Budget(alone=512, beside=16))
+    assert prefill[0] == (1, expected)
 
 
-def test_nothing_to_do_is_an_empty_plan() -> None:
-    assert plan_step([], [], 4, BUDGET).is_empty
+# ---- too few cells
 
 
-def test_a_sequence_ends_at_num_predict_or_at_the_window() -> None:
-    params = SamplingParams(num_predict=2)
-    short = Sequence(1, [0] * 3, params, n_ctx=100)
-    assert short.take(7, is_end=False, now_ns=1) is None
-    assert short.take(7, is_end=False, now_ns=2) == "length"
-    for unbounded in (-1, -2):
-        full = Sequence(2, [0] * 3, SamplingParams(num_predict=unbounded), n_ctx=4)
-        assert full.take(7, is_end=False, now_ns=1) == "length"
+@pytest.mark.parametrize(
+    ("running", "n_free", "rest", "expected"),
+    [
+        pytest.param([stream(1), stream(2)], 2, {}, ([1, 2], [], []), id="just enough"),
+        pytest.param([stream(1), stream(2)], 1, {}, ([1], [], []), id="the last one waits"),
+        pytest.param([stream(1), stream(2)], 0, {}, ([1], [], [2]), id="the later one yields"),
+        pytest.param([stream(1)], 0, {}, ([], [], []), id="nobody came later"),
+        pytest.param(
+            [stream(1), stream(2), stream(3)], 0, {}, ([1, 2], [], [3]), id="the latest of equals"
+        ),
+        pytest.param(
+            [stream(1), stream(2), stream(3)],
+            0,
+            {"lost_s": {2: 1.0, 3: 5.0}},
+            ([1, 3], [], [2]),
+            id="the one with least work lost",
+        ),
+        pytest.param(
+            [stream(1), stream(2), stream(3)],
+            0,
+            {"own": {2: 10, 3: 1}, "lost_s": {2: 5.0, 3: 1.0}},
+            ([1, 3], [], [2]),
+            id="least work lost for each cell",
+        ),
+        pytest.param(
+            [stream(1), stream(2), stream(3)],
+            0,
+            {"own": {2: 10, 3: 0}},
+            ([1, 3], [], [2]),
+            id="one that would free nothing is spared",
+        ),
+        pytest.param(
+            [stream(n) for n in range(1, 6)],
+            0,
+            {"own": dict.fromkeys(range(1, 6), 1)},
+            ([1, 2], [], [5, 4]),
+            id="at most two a step",
+        ),
+        pytest.param(
+            [stream(1), stream(2, deterministic=True)],
+            0,
+            {"own": {2: 1}},
+            ([1], [], [2]),
+            id="a deterministic one yields like any other",
+        ),
+        pytest.param(
+            [prompt(1, 30, n_done=50), stream(2, 3)],
+            2,
+            {},
+            ([], [(1, 5)], [2]),
+            id="a prompt goes as far as cells go",
+        ),
+        pytest.param(
+            [stream(1), prompt(2, 30)], 6, {}, ([1], [(2, 5)], []), id="a late prompt takes no more"
+        ),
+        pytest.param(
+            [prompt(1, 16, n_done=50, deterministic=True), stream(2, 3)],
+            2,
+            {},
+            ([], [], [2]),
+            id="a deterministic chunk is not cut",
+        ),
+        pytest.param(
+            [prompt(1, 16, n_done=50, deterministic=True), stream(2, 14)],
+            2,
+            {},
+            ([], [(1, 16)], [2]),
+            id="but takes cells from others",
+        ),
+    ],
+)
+def test_cells_are_taken_from_those_who_came_later(
+    running: list[Sequence], n_free: int, rest: dict[str, Any], expected: Any
+) -> None:
+    assert decide(running, n_free, **rest) == expected
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[list[Sequence], int, dict[int, int], dict[int, float]]:
+    """Sequences in order of arrival, free cells, cells of their own, work lost."""
+    running = [
+        draw(
+            st.builds(stream, st.just(name)) | st.builds(prompt, st.just(name), st.integers(2, 30))
+        )
+        for name in range(draw(st.integers(1, 8)))
+    ]
+    own = {s.id: draw(st.integers(0, 6)) for s in running}
+    lost_s = {s.id: draw(st.sampled_from([0.0, 1.0, 2.0])) for s in running}
+    return running, draw(st.integers(0, 40)), own, lost_s
+
+
+@given(crowds())
+def test_every_plan_keeps_its_promises(
+    crowd: tuple[list[Sequence], int, dict[int, int], dict[int, float]],
+) -> None:
+    running, n_free, own, lost_s = crowd
+    decode, prefill, preempt = decide(running, n_free, own=own, lost_s=lost_s)
+    rows = dict.fromkeys(decode, 1) | dict(prefill)
+    n_freed = sum(own[name] for name in preempt)
+    assert sum(rows.values()) <= n_free + n_freed
+    assert len(preempt) <= 2
+    assert not set(preempt) & set(rows)
+    assert 0 not in preempt
+    assert all(0 < n <= running[name].n_pending for name, n in rows.items())
+    limit = BUDGET.beside if any(s.n_pending == 1 for s in running) else BUDGET.alone
+    assert sum(n for _, n in prefill) <= limit
+    if n_free or any(own[s.id] for s in running[1:]):
+        assert 0 in rows, "the oldest does not advance"
+    if n_free >= len(running) + limit:
+        assert decode == [s.id for s in running if s.n_pending == 1]
+        assert not preempt
+
+
+# ---- who enters
+
+
+def first_of(
+    waiting: Iterable[Sequence], *, held: Iterable[int] = (), too_large: Iterable[int] = ()
+) -> int | None:
+    found = next_to_enter(
+        waiting, lambda s: s.id in set(held), lambda s: s.id not in set(too_large)
+    )
+    return None if found is None else found.id
+
+
+@pytest.mark.parametrize(
+    ("n_waiting", "held", "too_large", "expected"),
+    [
+        (0, [], [], None),
+        (3, [], [], 0),
+        (3, [0], [], 1),
+        (3, [], [0], 1),
+        (3, [0, 1, 2], [], None),
+        (3, [], [0, 1, 2], None),
+        (3, [0], [1], 2),
+        (200, [], range(60), 60),
+        (200, [], range(100), None),
+        (200, range(100), [], None),
+    ],
+)
+def test_the_first_that_may_and_fits_enters(
+    n_waiting: int, held: list[int], too_large: list[int], expected: int | None
+) -> None:
+    waiting = [prompt(n, 5) for n in range(n_waiting)]
+    assert first_of(waiting, held=held, too_large=too_large) == expected
+
+
+def test_one_that_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
+    waiting = [prompt(n, 5) for n in range(20)]
+    entered = []
+    while (name := first_of(waiting, too_large=[2])) is not None:
+        entered.append(name)
+        waiting = [s for s in waiting if s.id != name]
+    assert entered == [0, 1, *range(3, 3 + MAX_OVERTAKEN)]
+    assert first_of(waiting) == 2  # its cells are there at last
+
+
+def test_a_held_one_loses_nothing_by_waiting() -> None:
+    waiting = [prompt(n, 5) for n in range(20)]
+    for _ in range(2 * MAX_OVERTAKEN):
+        assert first_of(waiting, held=[0]) == 1
+    assert waiting[0].n_overtaken == 0
+    assert first_of(waiting) == 0
+
+
+@pytest.mark.parametrize(
+    ("admission", "n_waiting", "n_running", "waited_s", "expected"),
+    [
+        ("continuous", 1, 0, 0.0, True),
+        ("continuous", 1, 3, 0.0, True),
+        ("static", 3, 0, 0.0, False),
+        ("static", 4, 0, 0.0, True),
+        ("static", 9, 0, 0.0, True),
+        ("static", 4, 1, 0.0, False),
+        ("static", 1, 0, DYNAMIC_DELAY_S, False),
+        ("static", 1, 0, STATIC_DELAY_S, True),
+        ("static", 9, 1, STATIC_DELAY_S, False),
+        ("dynamic", 3, 0, 0.0, False),
+        ("dynamic", 4, 0, 0.0, True),
+        ("dynamic", 1, 0, DYNAMIC_DELAY_S, True),
+        ("dynamic", 9, 1, STATIC_DELAY_S, False),
+    ],
+)
+def test_when_a_batch_may_start(
+    admission: Any, n_waiting: int, n_running: int, waited_s: float, expected: bool
+) -> None:
+    may = batch_may_start(
+        admission, n_waiting=n_waiting, n_running=n_running, n_slots=4, waited_s=waited_s
+    )
+    assert may is expected
+
+
+# ---- whose turn it is
+
+
+class Line:
+    """A FairLine that is told of clients by letters: `a10` asks for 10 tokens for `a`."""
+
+    def __init__(self) -> None:
+        self.line = FairLine()
+        self.made: list[Sequence] = []
+
+    def join(self, *wishes: str) -> list[Sequence]:
+        joined = []
+        for wish in wishes:
+            n_tokens = int(wish[1:])
+            one = make(len(self.made), n_tokens - 1, client=wish[0], num_predict=1)
+            self.made.append(one)
+            self.line.join(one)
+            joined.append(one)
+        return joined
+
+    def serve(self, n: int) -> str:
+        """The clients of the next `n` to get slots."""
+        return "".join(self._serve_one() for _ in range(n))
+
+    def _serve_one(self) -> str:
+        first = next(iter(self.line))
+        self.line.leave(first)
+        return first.client
+
+
+@pytest.mark.parametrize(
+    ("wishes", "order"),
+    [
+        ([], ""),
+        (["a10", "a900", "a10"], "aaa"),
+        (["a10", "b10"], "ab"),
+        (["a10", "a10", "a10", "b10", "b10", "b10"], "ababab"),
+        (["a10", "a10", "a10", "b10"], "abaa"),
+        (["a10", "a10", "a10", "a10", "b20", "b20"], "abaaba"),
+        (["a10", "a10", "b10", "b10", "c10", "c10"], "abcabc"),
+        (["a1000", "a10", "b10", "b10", "b10"], "abbba"),
+    ],
+)
+def test_clients_take_turns_by_the_tokens_they_ask_for(wishes: list[str], order: str) -> None:
+    line = Line()
+    line.join(*wishes)
+    assert len(line.line) == len(wishes)
+    assert bool(line.line) == bool(wishes)
+    assert line.serve(len(wishes)) == order
+
+
+def test_one_client_is_served_in_order_of_arrival() -> None:
+    line = Line()
+    joined = line.join("a10", "a900", "a10", "a1")
+    assert list(line.line) == joined
+
+
+def test_a_late_client_waits_for_nobodys_queue_and_is_paid_nothing_for_its_past() -> None:
+    line = Line()
+    line.join(*["a10"] * 8)
+    assert line.serve(4) == "aaaa"
+    line.join(*["b10"] * 6)
+    assert line.serve(10) == "bababababb"
+
+
+def test_a_client_that_cancels_does_not_push_others_behind_its_queue() -> None:
+    line = Line()
+    *_, last = line.join(*["a10"] * 8)
+    line.line.leave(last)
+    line.join("b10", "b10")
+    assert line.serve(9) == "abab" + "aaaaa"
+
+
+def test_one_that_overtakes_does_not_push_newcomers_back() -> None:
+    line = Line()
+    joined = line.join(*["a10"] * 8)
+    line.line.leave(joined[6])
+    line.join("b10")
+    assert line.serve(3) == "aba"
+
+
+def test_an_empty_line_forgets_who_was_there() -> None:
+    line = Line()
+    line.join("a1000")
+    line.serve(1)
+    line.join("a10", "b10", "a10")
+    assert line.serve(3) == "aba"
+
+
+def test_a_sequence_that_does_not_wait_cannot_leave() -> None:
+    line = Line()
+    (one,) = line.join("a10")
+    assert line.line.find(one.id) is one
+    assert line.line.find(99) is None
+    line.line.leave(one)
+    assert line.line.find(one.id) is None
+    with pytest.raises(ValueError, match="not in list"):
+        line.line.leave(one)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(2, 50)), min_size=2, max_size=60))
+def test_two_clients_that_wait_get_equal_shares(wishes: list[tuple[str, int]]) -> None:
+    """At any time while both wait: no further apart than the largest requests of both."""
+    line = FairLine()
+    for name, (client, n_tokens) in enumerate(wishes):
+        line.join(make(name, n_tokens - 1, client=client, num_predict=1))
+    bound = sum(max((n for client, n in wishes if client == name), default=0) for name in "ab")
+    got = {"a": 0, "b": 0}
+    while {s.client for s in line} == {"a", "b"}:
+        first = next(iter(line))
+        line.leave(first)
+        got[first.client] += first.n_prompt + 1
+        assert abs(got["a"] - got["b"]) <= bound
+
+
+# ---- what is expected
+
+
+def test_the_expected_length_follows_those_that_end() -> None:
+    expected = Expectation(n_completion=100.0)
+    expected.saw_end(200)
+    assert expected.n_completion == pytest.approx(110)
+    for _ in range(100):
+        expected.saw_end(20)
+    assert expected.n_completion == pytest.approx(20, abs=1)
+
+
+def test_the_share_jumps_with_a_preemption_and_shrinks_slowly() -> None:
+    expected = Expectation(share=0.5)
+    for _ in range(49):
+        expected.saw_step(preempted=False)
+    assert expected.share == 0.5
+    expected.saw_step(preempted=False)
+    assert expected.share == pytest.approx(0.49)
+    expected.saw_step(preempted=True)
+    assert expected.share == pytest.approx(0.64)
+    for _ in range(49):
+        expected.saw_step(preempted=False)
+    assert expected.share == pytest.approx(0.64)
+    for _ in range(9):
+        expected.saw_step(preempted=True)
+    assert expected.share == 1.0
+    for _ in range(50 * 200):
+        expected.saw_step(preempted=False)
+    assert expected.share == 0.1
+
+
+@pytest.mark.parametrize(
+    ("n_expected", "num_predict", "n_said", "growth"),
+    [
+        (100, 1000, 0, 50),  # the expected length bounds it
+        (100, 40, 0, 20),  # so does what was asked for
+        (100, 1000, 60, 20),
+        (100, 1000, 200, 0),  # longer than expected: then nothing is known
+        (100, 40, 40, 0),
+    ],
+)
+def test_cells_are_kept_for_the_expected_completion(
+    n_expected: float, num_predict: int, n_said: int, growth: int
+) -> None:
+    sequence = make(1, 5, num_predict=num_predict)
+    sequence.tokens += [7] * n_said
+    assert Expectation(n_completion=n_expected, share=0.5).growth(sequence) == growth
+
+
+# ---- one sequence
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "num_predict", "n_ctx", "n_predict"),
+    [
+        (3, 2, 100, 2),
+        (3, -1, 100, 97),
+        (3, -2, 100, 97),
+        (3, 500, 100, 97),
+        (3, 0, 100, 0),
+        (100, -1, 100, 0),
+        (150, 5, 100, 0),
+    ],
+)
+def test_a_completion_ends_with_num_predict_or_the_window(
+    n_prompt: int, num_predict: int, n_ctx: int, n_predict: int
+) -> None:
+    params = SamplingParams(num_predict=num_predict)
+    sequence = Sequence(1, [0] * n_prompt, params, n_ctx=n_ctx)
+    assert sequence.n_predict == n_predict
+    reasons = [sequence.take(7, is_end=False, now_ns=n) for n in range(1, n_predict + 1)]
+    assert reasons[:-1] == [None] * len(reasons[:-1])
+    assert reasons[-1:] == ["length"] * len(reasons[-1:])
+    assert sequence.n_completion == n_predict
+
+
+@pytest.mark.parametrize(("cap", "n_ctx", "n_predict"), [(50, 50, 47), (200, 100, 97), (2, 2, 0)])
+def test_a_window_only_shrinks(cap: int, n_ctx: int, n_predict: int) -> None:
+    sequence = Sequence(1, [0] * 3, SamplingParams(), n_ctx=100)
+    sequence.cap(cap)
+    assert (sequence.n_ctx, sequence.n_predict) == (n_ctx, n_predict)
 
 
 def test_an_end_token_is_not_part_of_the_completion() -> None:
-    ended = Sequence(1, [0], SamplingParams(), n_ctx=100)
-    assert ended.take(7, is_end=True, now_ns=1) == "stop"
-    assert ended.n_completion == 0
+    sequence = make(1, 1)
+    assert sequence.take(7, is_end=True, now_ns=5) == "stop"
+    assert sequence.n_completion == 0
+    assert (sequence.first_token_ns, sequence.last_token_ns) == (5, 5)
+
+
+def test_a_sequence_knows_its_first_and_last_token() -> None:
+    sequence = make(1, 4, n_done=4)
+    assert sequence.n_pending == 0
+    for now_ns in (5, 6, 9):
+        sequence.take(7, is_end=False, now_ns=now_ns)
+    assert (sequence.first_token_ns, sequence.last_token_ns) == (5, 9)
+    assert (sequence.n_pending, sequence.n_completion) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("kv_id", "n_done", "is_held"), [(0, 39, True), (0, 40, False), (-1, 39, False)]
+)
+def test_a_sequence_is_held_while_its_leader_computes(
+    kv_id: int, n_done: int, is_held: bool
+) -> None:
+    leader, follower = make(1, 50, n_done), make(2, 50)
+    assert not follower.is_held
+    leader.kv_id = kv_id
+    follower.leader, follower.n_awaited = leader, 40
+    assert follower.is_held is is_held

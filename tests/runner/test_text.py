@@ -129,7 +129,7 @@ def test_a_stop_string_ends_the_answer_and_removes_the_sequence() -> None:
     items = desk.turn(step(TokenOut(one, ord("b"), None)))
     assert texts(items) == []
     assert dones(items)[0].reason == "stop"
-    assert desk.engine.get_nowait() == Remove(1)
+    assert desk.engine.get_nowait() == Remove(1, is_cancel=False)
 
 
 def test_text_held_back_for_a_stop_string_leaves_when_the_answer_ends() -> None:

@@ -111,6 +111,7 @@ class Engine:
         self._failed: list[tuple[Sequence, LocalrunError]] = []
         self._match: Match[Holder] | None = None  # of the sequence that was looked at last
         self._is_full = False  # nobody who waits fits, until somebody leaves
+        self._is_short = False  # a forward found fewer cells than the books say; nobody comes in
         self._is_resized = False
         self._target_s = spec.tpot_target_ms / 1e3 if spec.tpot_target_ms else None
         self._stats_sent_ns = 0
@@ -252,6 +253,9 @@ class Engine:
     # ---- who enters
 
     def _let_in(self, now_ns: int) -> None:
+        if self._is_short and self.running:
+            return  # whoever yielded would come back at once and fill the cells again
+        self._is_short = False
         while len(self.running) < self.shape.n_slots:
             if self._preempted:
                 # Before anybody new: it came before them, and its reader sees it pause.
@@ -371,7 +375,7 @@ class Engine:
             self._take(sequence, token, now_ns)
         lacking = [sequence for sequence, code in done.failed if code == NO_CELLS]
         # The books were wrong. Whoever lacked cells is planned again when some were freed.
-        can_go_on = bool(lacking) and self._reclaim()
+        can_go_on = self._is_short = bool(lacking) and self._reclaim()
         for sequence, code in done.failed:
             if code != NO_CELLS or not can_go_on:
                 self._fail(sequence, EngineFailed(code))
@@ -401,7 +405,7 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._cache.leave(sequence, keep=True)
-        self._is_full = False
+        self._is_full = self._is_short = False
         _close(sequence)
 
     def _fail(self, sequence: Sequence, error: LocalrunError) -> None:

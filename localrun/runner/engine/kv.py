@@ -73,7 +73,7 @@ class Ledger:
         extents = self._extents[seq_id]
         if extents and extents[-1].refs == 1:
             extents[-1].n += n
-        else:
+        elif n:
             extents.append(_Extent(n))
         self._lengths[seq_id] += n
         self.n_used += n

@@ -93,7 +93,7 @@ def choose_shape(
     if flash_attention is None and spec.verdict is not None:
         flash_attention = spec.verdict.flash_attention
     if layout == "split":
-        n_slots = max(1, min(spec.n_parallel, n_pool // n_ctx))
+        n_slots = max(1, min(spec.n_parallel, n_pool // n_ctx, _MAX_IDS))
         n_cells = n_slots * _padded(n_ctx, facts.pad)
         return Shape("split", n_ctx, n_slots, n_slots, n_cells, flash_attention)
     n_donors = _N_DONORS if facts.shares_prefixes else 0

@@ -87,8 +87,11 @@ class FairLine:
 
     def leave(self, sequence: Sequence) -> None:
         """It got a slot, or its reader has left. Raises ValueError when it does not wait."""
+        # Not its own place: one that overtakes or is cancelled far behind must not push newcomers
+        # behind those who still wait.
+        now = self._waiting[0].tag if self._waiting else 0.0
         self._waiting.remove(sequence)
-        self._now = max(self._now, sequence.tag)
+        self._now = max(self._now, now)
         if not self._waiting:
             self._next_start.clear()
             self._now = 0.0
@@ -229,10 +232,12 @@ def _chunk(sequence: Sequence, n_left: int, n_batch: int, *, is_first: bool, oth
     if sequence.sampling.deterministic:
         n_rows = min(sequence.n_pending, DETERMINISTIC_ROWS, n_batch)
         return n_rows if is_first or n_rows <= n_left else 0
+    if n_left <= 0:
+        return 0
     n_rows = min(sequence.n_pending, n_left)
     if others and n_rows == n_left:
         n_rows = max(1, int(n_left * _SHARED))
-    return max(0, n_rows)
+    return n_rows
 
 
 def _that_fit(sequence: Sequence, n_rows: int, n_free: float) -> int:

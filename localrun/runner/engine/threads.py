@@ -27,9 +27,7 @@ class Governor:
     what the process itself used.
     """
 
-    def __init__(
-        self, n_max: int, used_s: Callable[[], tuple[float, float]], now_s: float
-    ) -> None:
+    def __init__(self, n_max: int, used_s: Callable[[], tuple[float, float]], now_s: float) -> None:
         self.n_threads = n_max
         self._n_max = n_max
         self._used_s = used_s
