@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from localrun.core import LoadSpec, SamplingParams
-from localrun.errors import EngineFailed
-from localrun.runner.engine.engine import BROKEN_LOGITS, Engine, StepOutput
+from localrun.errors import BROKEN_LOGITS, EngineFailed
+from localrun.runner.engine.engine import Engine, StepOutput
 from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.llama import LlamaModel

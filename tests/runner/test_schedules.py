@@ -237,7 +237,7 @@ class Run:
             request = self.schedule["requests"][number]
             prompt = sequence.tokens[: sequence.n_prompt]
             n_tokens = min(request["num_predict"], sequence.n_ctx - len(prompt))
-            read = bytes(token for token in prompt if token < 256)
+            read = b"".join(map(self.model.vocab.token_bytes, prompt))
             if number not in self.left:
                 if self.schedule["endless"]:
                     read *= n_tokens

@@ -375,7 +375,8 @@ class Engine:
             self._take(sequence, token, now_ns)
         lacking = [sequence for sequence, code in done.failed if code == NO_CELLS]
         # The books were wrong. Whoever lacked cells is planned again when some were freed.
-        can_go_on = self._is_short = bool(lacking) and self._reclaim()
+        can_go_on = bool(lacking) and self._reclaim()
+        self._is_short = self._is_short or can_go_on
         for sequence, code in done.failed:
             if code != NO_CELLS or not can_go_on:
                 self._fail(sequence, EngineFailed(code))
