@@ -153,6 +153,9 @@ class FakeModel:
             size_bytes=self._n_weights_bytes,
         )
 
+    def use_threads(self, n: int) -> None:
+        """Nothing is computed."""
+
     def forward(
         self,
         tokens: Sequence[int],

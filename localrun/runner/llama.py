@@ -319,8 +319,9 @@ class LlamaModel:
             raise LoadRefused(
                 f"no memory for a context of {shape.n_cells} tokens; lower num_ctx or NUM_PARALLEL"
             )
-        lib.llama_set_n_threads(ctx, self._spec.n_threads, self._spec.n_threads)
         self._ctx = ctx
+        self._n_threads = 0
+        self.use_threads(self._spec.n_threads)
         self._shape = shape
         self._memory = lib.llama_get_memory(ctx)
         self.n_batch = int(params.n_ubatch)
@@ -372,6 +373,12 @@ class LlamaModel:
         if shape.flash_attention is None:
             return _FLASH_ATTENTION_AUTO
         return _FLASH_ATTENTION_ON if shape.flash_attention else _FLASH_ATTENTION_OFF
+
+    def use_threads(self, n: int) -> None:
+        """Compute threads; see `Model.use_threads`."""
+        if n != self._n_threads:
+            self._n_threads = n
+            lib.llama_set_n_threads(self._ctx, n, n)
 
     def forward(
         self,

@@ -1,5 +1,7 @@
 """What this machine has left for a model. Looks at the system; allocates nothing."""
 
+import os
+import time
 from pathlib import Path
 
 import psutil
@@ -26,3 +28,22 @@ def _cgroup_free_bytes(folder: Path) -> int | None:
         return limit - used + int(stat["inactive_file"])
     except (OSError, ValueError, KeyError):  # `max` is no number
         return None
+
+
+def used_cpu_s() -> tuple[float, float]:
+    """Seconds of CPU so far: what all processes used on the CPUs that are ours, and what we used.
+
+    Time that a hypervisor gave to others counts as used.
+    """
+    times = psutil.cpu_times(percpu=True)
+    if hasattr(os, "sched_getaffinity"):
+        mine = os.sched_getaffinity(0)
+        times = [cpu for number, cpu in enumerate(times) if number in mine]
+    idle_fields = ("idle", "iowait", "guest", "guest_nice")  # guests are part of user
+    used_s = sum(
+        value
+        for cpu in times
+        for name, value in zip(cpu._fields, cpu, strict=True)
+        if name not in idle_fields
+    )
+    return used_s, time.process_time()

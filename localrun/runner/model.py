@@ -103,6 +103,10 @@ class Model(Protocol):
         """Rows that one forward takes at most."""
         ...
 
+    def use_threads(self, n: int) -> None:
+        """Compute threads of the forwards from now on."""
+        ...
+
     def forward(
         self,
         tokens: Sequence[int],

@@ -37,6 +37,8 @@ from localrun.runner.engine.scheduler import (
 )
 from localrun.runner.engine.self_test import self_test
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.threads import Governor
+from localrun.runner.measure import used_cpu_s
 from localrun.runner.model import Model
 
 # One in so many cells stays free when sequences are admitted, as vLLM's watermark.
@@ -103,9 +105,9 @@ class Engine:
         self._n_ctx = 0  # the largest window among new arrivals
         self._n_tests = 0
         self._context = Context(model, spec, self._costs, self._meter)
-        self._evaluator = Evaluator(
-            model, self._costs, self._meter, SamplerPool(n_helpers(spec.n_threads)), clock_ns
-        )
+        samplers = SamplerPool(n_helpers(spec.n_threads))
+        governor = Governor(spec.n_threads, used_cpu_s, clock_ns() / 1e9)
+        self._evaluator = Evaluator(model, self._costs, self._meter, samplers, governor, clock_ns)
         self._admitted: list[Sequence] = []
         self._tokens: list[TokenOut] = []
         self._failed: list[tuple[Sequence, LocalrunError]] = []

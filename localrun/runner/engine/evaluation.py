@@ -10,6 +10,7 @@ from localrun.runner.engine.meter import Meter
 from localrun.runner.engine.sampling import SamplerPool
 from localrun.runner.engine.scheduler import StepPlan
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.threads import Governor
 from localrun.runner.model import Model
 
 # llama.cpp's code for a forward that found too few cells.
@@ -39,12 +40,14 @@ class Evaluator:
         costs: CostModel,
         meter: Meter,
         samplers: SamplerPool,
+        governor: Governor,
         clock_ns: Callable[[], int],
     ) -> None:
         self._model = model
         self._costs = costs
         self._meter = meter
         self._samplers = samplers
+        self._governor = governor
         self._clock_ns = clock_ns
 
     def evaluate(self, plan: StepPlan, cache: KvCache, *, merges_rows: bool) -> Evaluated:
@@ -54,6 +57,12 @@ class Evaluator:
         apart into several and costs the streams more. Deterministic sequences have own calls.
         """
         done = Evaluated()
+        n_threads = self._governor.look(self._clock_ns() / 1e9)
+        planned = (*plan.decode, *(sequence for sequence, _ in plan.prefill))
+        if any(sequence.sampling.starts_fresh for sequence in planned):
+            # A sum that is split among fewer threads has other last bits.
+            n_threads = self._governor.n_max
+        self._model.use_threads(n_threads)
         shared = [(s, 1) for s in plan.decode if not s.sampling.deterministic]
         alone = [(s, 1) for s in plan.decode if s.sampling.deterministic] + list(plan.prefill)
         if merges_rows and shared and self._is_one_call(shared, plan.prefill):

@@ -29,7 +29,7 @@ class Governor:
 
     def __init__(self, n_max: int, used_s: Callable[[], tuple[float, float]], now_s: float) -> None:
         self.n_threads = n_max
-        self._n_max = n_max
+        self.n_max = n_max
         self._used_s = used_s
         self._looked_s = now_s
         self._all_s, self._own_s = used_s()
@@ -42,5 +42,5 @@ class Governor:
         all_s, own_s = self._used_s()
         others_cores = (all_s - self._all_s - (own_s - self._own_s)) / elapsed_s
         self._looked_s, self._all_s, self._own_s = now_s, all_s, own_s
-        self.n_threads = n_threads_beside(self._n_max, max(0.0, others_cores))
+        self.n_threads = n_threads_beside(self.n_max, max(0.0, others_cores))
         return self.n_threads
