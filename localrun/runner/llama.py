@@ -404,10 +404,11 @@ class LlamaModel:
     def greedy(self) -> list[int]:
         """The likeliest token of every output row; see `Model.greedy`."""
         logits = self._logits()
-        # A row with a NaN has its first NaN as maximum.
-        tokens = logits.argmax(axis=1)
-        best = logits[np.arange(len(tokens)), tokens]
-        likeliest: list[int] = np.where(np.isnan(best), -1, tokens).tolist()
+        likeliest: list[int] = logits.argmax(axis=1).tolist()
+        for row, token in enumerate(likeliest):
+            best = logits[row, token]
+            if best != best:  # a row with a NaN has its first NaN as maximum
+                likeliest[row] = -1
         return likeliest
 
     def sample(self, chain: Any, row: int) -> int:

@@ -114,6 +114,7 @@ class Engine:
         self._match: Match[Holder] | None = None  # of the sequence that was looked at last
         self._is_full = False  # nobody who waits fits, until somebody leaves
         self._is_short = False  # a forward found fewer cells than the books say; nobody comes in
+        self._is_changed = False  # somebody came: another context may be needed
         self._is_resized = False
         self._target_s = spec.tpot_target_ms / 1e3 if spec.tpot_target_ms else None
         self._stats_sent_ns = 0
@@ -186,7 +187,9 @@ class Engine:
         sequence.arrival = next(self._arrivals)
         sequence.arrived_ns = self._clock_ns()
         self._n_ctx = max(self._n_ctx, sequence.n_ctx)
-        self._waiting.join(sequence)
+        self._is_changed = True
+        n_completion = max(1, min(sequence.n_predict, self._expected.n_completion))
+        self._waiting.join(sequence, sequence.n_prompt + n_completion)
         self._is_full = False
 
     def _remove(self, message: Remove) -> None:
@@ -215,6 +218,9 @@ class Engine:
 
     def _fit_context(self) -> None:
         """Live sequences are preempted for another context, and come back in it."""
+        if not self._is_changed:
+            return
+        self._is_changed = False
         live = (*self.running, *self._preempted)
         needs_split = any(s.sampling.deterministic for s in (*live, *self._waiting))
         n_ctx, self._n_ctx = self._n_ctx, 0

@@ -1,6 +1,6 @@
 """A plan → rows in the model → tokens. What a forward costs and counts is learned here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from localrun.errors import BROKEN_LOGITS
@@ -51,11 +51,7 @@ class Evaluator:
         self._clock_ns = clock_ns
 
     def evaluate(self, plan: StepPlan, cache: KvCache, *, merges_rows: bool) -> Evaluated:
-        """Decodes first and in a call of their own, unless that was measured to be slower.
-
-        One graph covers equally long pieces only, so a call that mixes decodes with a prompt falls
-        apart into several and costs the streams more. Deterministic sequences have own calls.
-        """
+        """Carries out the plan, call by call."""
         done = Evaluated()
         n_threads = self._governor.look(self._clock_ns() / 1e9)
         planned = (*plan.decode, *(sequence for sequence, _ in plan.prefill))
@@ -63,23 +59,10 @@ class Evaluator:
             # A sum that is split among fewer threads has other last bits.
             n_threads = self._governor.n_max
         self._model.use_threads(n_threads)
-        shared = [(s, 1) for s in plan.decode if not s.sampling.deterministic]
-        alone = [(s, 1) for s in plan.decode if s.sampling.deterministic] + list(plan.prefill)
-        if merges_rows and shared and self._is_one_call(shared, plan.prefill):
-            shared, alone = shared + alone, []
-        if shared:
-            # llama.cpp cuts a batch at gaps and steps back in the ids, so the rows go by id.
-            shared.sort(key=_by_kv_id)
-            self._forward(shared, cache, done)
-        for piece in alone:
-            self._forward([piece], cache, done)
+        is_pool = cache.ledger.is_unified
+        for pieces in calls(plan, self._model.n_batch, is_pool=is_pool, merges_rows=merges_rows):
+            self._forward(pieces, cache, done)
         return done
-
-    def _is_one_call(self, decode: list[Piece], prefill: tuple[Piece, ...]) -> bool:
-        n_rows = len(decode) + sum(n for _, n in prefill)
-        return n_rows <= self._model.n_batch and not any(
-            sequence.sampling.deterministic for sequence, _ in prefill
-        )
 
     def _forward(self, pieces: list[Piece], cache: KvCache, done: Evaluated) -> None:
         """Evaluates the next rows of each sequence and samples those that reached their end."""
@@ -156,6 +139,36 @@ class Evaluator:
                 done.failed.append((sequence, BROKEN_LOGITS))
             else:
                 done.tokens.append((sequence, token))
+
+
+def calls(
+    plan: StepPlan, n_batch: int, *, is_pool: bool, merges_rows: bool
+) -> Iterator[list[Piece]]:
+    """What goes into which forward. Pure.
+
+    Decodes come first, in a call of their own unless a self-test found one call for all faster.
+    In the split layout a graph covers equally long pieces only, so each prompt has its own call;
+    in one pool all rows are alike, and prompts gain from a common call. Deterministic sequences
+    share with nobody.
+    """
+    decode = [(s, 1) for s in plan.decode if not s.sampling.deterministic]
+    prompts = [(s, n) for s, n in plan.prefill if not s.sampling.deterministic]
+    # llama.cpp cuts a batch at gaps and steps back in the ids, so the rows go by id.
+    decode.sort(key=_by_kv_id)
+    prompts.sort(key=_by_kv_id)
+    if merges_rows and len(decode) + sum(n for _, n in prompts) <= n_batch:
+        groups = [decode + prompts]
+    elif is_pool:
+        groups = [decode, prompts]
+    else:
+        groups = [decode, *([piece] for piece in prompts)]
+    yield from (group for group in groups if group)
+    for sequence in plan.decode:
+        if sequence.sampling.deterministic:
+            yield [(sequence, 1)]
+    for sequence, n in plan.prefill:
+        if sequence.sampling.deterministic:
+            yield [(sequence, n)]
 
 
 def _rows(pieces: list[Piece]) -> tuple[list[int], list[int], list[int], list[bool]]:

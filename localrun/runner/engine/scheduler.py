@@ -75,10 +75,15 @@ class FairLine:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def join(self, sequence: Sequence) -> None:
-        """Takes its place behind those whose turn comes before."""
+    def join(self, sequence: Sequence, n_tokens: float | None = None) -> None:
+        """Takes its place behind those whose turn comes before.
+
+        `n_tokens` is what it will probably cost; without it, all that it might.
+        """
+        if n_tokens is None:
+            n_tokens = sequence.n_prompt + max(1, sequence.n_predict)
         start = max(self._now, self._next_start.get(sequence.client, 0.0))
-        self._next_start[sequence.client] = start + sequence.n_prompt + max(1, sequence.n_predict)
+        self._next_start[sequence.client] = start + n_tokens
         sequence.tag = start
         index = len(self._waiting)
         while index and self._waiting[index - 1].tag > start:

@@ -6,6 +6,7 @@ neighbour a step takes several times as long, while a single thread on the free 
 the speed.
 """
 
+import math
 from collections.abc import Callable
 
 # Parts of a core that others may use before a thread gives way. Clients and the daemon stay below.
@@ -17,7 +18,8 @@ _INTERVAL_S = 0.5
 
 def n_threads_beside(n_max: int, others_cores: float) -> int:
     """Compute threads, at most `n_max`, while others use that much of the CPUs."""
-    return max(1, n_max - int(others_cores + 1 - _TOLERATED_CORES))
+    n_taken = math.ceil(others_cores - _TOLERATED_CORES)
+    return max(1, min(n_max, n_max - n_taken))
 
 
 class Governor:
