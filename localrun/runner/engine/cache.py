@@ -149,15 +149,34 @@ class KvCache:
                 sequence.n_done = self.ledger.length(sequence.kv_id)
                 return
         data = self._state_for_copy(match)
-        self._settle(sequence, self._take_id(match.holder if match else None))
         if match is None:
+            self._enter_remains(sequence)
             return
+        self._settle(sequence, self._take_id(match.holder))
         if data is not None:
             was_restored = self._restore(sequence, data[0], data[1], match.n)
             if not was_restored and isinstance(match.holder, Saved):
                 self._host.drop(match.holder)  # of another kind of context
         elif self.ledger.is_unified and not isinstance(match.holder, Saved):
             self._fork(match.holder.kv_id, sequence, match.n)
+
+    def _enter_remains(self, sequence: Sequence) -> None:
+        """Takes an id, and of the donor that has to go from it what both have in common.
+
+        Where sharing copies this is the one way to share little: most often the beginning that a
+        template gives to every prompt.
+        """
+        kv_id = self._choose_id(None)
+        donor = self._donors.get(kv_id)
+        if donor is None or donor.scope != sequence.scope or sequence.sampling.starts_fresh:
+            self._settle(sequence, self._take_id(None))
+            return
+        n = common_prefix(sequence.tokens, donor.tokens, len(sequence.tokens) - 1)
+        self._keep_state(donor)
+        del self._donors[kv_id]
+        self._settle(sequence, kv_id)
+        self._trim(sequence, n)
+        sequence.n_done = self.ledger.length(kv_id)
 
     def resume(self, sequence: Sequence) -> bool:
         """Brings back a preempted sequence whose KV was saved; False when it must be recomputed."""
@@ -317,11 +336,14 @@ class KvCache:
 
     def _evict(self, donor: Donor) -> None:
         """Drops a donor from the cells, and keeps its state if that costs less than it saves."""
+        self._keep_state(donor)
+        self._drop(donor)
+
+    def _keep_state(self, donor: Donor) -> None:
         n = len(donor.tokens)
         pays = self._costs.swap_s(n) * 2 < self._costs.recompute_s(n)
         if pays and self._host.could_hold(self._model.state_bytes(donor.kv_id)):
             self._host.put(donor.tokens, donor.scope, self._save(donor.kv_id))
-        self._drop(donor)
 
     def _drop(self, donor: Donor) -> None:
         del self._donors[donor.kv_id]

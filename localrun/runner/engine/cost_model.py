@@ -69,9 +69,7 @@ class CostModel:
         if target_s is None:
             target_s = max(_TARGET_S, _STRETCH * self.decode_s)
         n = int((target_s - self.decode_s) / self.row_s)
-        if n > _TILE:
-            n -= n % _TILE
-        elif n >= _NEARLY * _TILE:
+        if _NEARLY * _TILE <= n < _TILE:
             n = _TILE
         return min(max(_ROWS_MIN, n), limit)
 

@@ -31,6 +31,9 @@ STATIC_DELAY_S, DYNAMIC_DELAY_S = 5.0, 0.05
 # Sequences that yield in one step. Saving their KV takes time, which this spreads over steps.
 _MAX_VICTIMS = 2
 
+# How far the last chunk of a prompt may go beyond what is left of the step.
+_STRETCH = 1.25
+
 # Share of its part of the step that one prompt leaves to those behind it.
 _SHARED = 0.75
 
@@ -239,10 +242,11 @@ def _chunk(sequence: Sequence, n_left: int, n_batch: int, *, is_first: bool, oth
         return n_rows if is_first or n_rows <= n_left else 0
     if n_left <= 0:
         return 0
-    n_rows = min(sequence.n_pending, n_left)
-    if others and n_rows == n_left:
-        n_rows = max(1, int(n_left * _SHARED))
-    return n_rows
+    # A few rows more end the prompt, and save it another call.
+    n_most = min(int(n_left * _STRETCH), n_batch) if is_first else n_left
+    if sequence.n_pending <= n_most:
+        return sequence.n_pending
+    return max(1, int(n_left * _SHARED)) if others else n_left
 
 
 def _that_fit(sequence: Sequence, n_rows: int, n_free: float) -> int:
