@@ -61,7 +61,10 @@ class Evaluator:
         self._model.use_threads(n_threads)
         is_pool = cache.ledger.is_unified
         for pieces in calls(plan, self._model.n_batch, is_pool=is_pool, merges_rows=merges_rows):
-            self._forward(pieces, cache, done)
+            # A prompt may come twice, and its first row may have failed.
+            failed = {sequence for sequence, _ in done.failed}
+            if going_on := [piece for piece in pieces if piece[0] not in failed]:
+                self._forward(going_on, cache, done)
         return done
 
     def _forward(self, pieces: list[Piece], cache: KvCache, done: Evaluated) -> None:
@@ -147,9 +150,10 @@ def calls(
     """What goes into which forward. Pure.
 
     Decodes come first, in a call of their own unless a self-test found one call for all faster.
-    In the split layout a graph covers equally long pieces only, so each prompt has its own call;
-    in one pool all rows are alike, and prompts gain from a common call. Deterministic sequences
-    share with nobody.
+    In the split layout a graph covers equally long pieces of consecutive ids only, so each prompt
+    has its own call, except for a row that closes a gap between the ids of the decodes. In one
+    pool all rows are alike, and prompts gain from a common call. Deterministic sequences share
+    with nobody.
     """
     decode = [(s, 1) for s in plan.decode if not s.sampling.deterministic]
     prompts = [(s, n) for s, n in plan.prefill if not s.sampling.deterministic]
@@ -161,7 +165,8 @@ def calls(
     elif is_pool:
         groups = [decode, prompts]
     else:
-        groups = [decode, *([piece] for piece in prompts)]
+        filling, prompts = _fill_gaps(decode, prompts)
+        groups = [filling, *([piece] for piece in prompts)]
     yield from (group for group in groups if group)
     for sequence in plan.decode:
         if sequence.sampling.deterministic:
@@ -169,6 +174,17 @@ def calls(
     for sequence, n in plan.prefill:
         if sequence.sampling.deterministic:
             yield [(sequence, n)]
+
+
+def _fill_gaps(decode: list[Piece], prompts: list[Piece]) -> tuple[list[Piece], list[Piece]]:
+    """Moves a row of each prompt that stands between two decodes to them; both by id."""
+    if not decode:
+        return decode, prompts
+    low, high = decode[0][0].kv_id, decode[-1][0].kv_id
+    within = [(s, n) for s, n in prompts if low < s.kv_id < high]
+    filled = sorted(decode + [(s, 1) for s, _ in within], key=_by_kv_id)
+    rest = [(s, n - 1) if low < s.kv_id < high else (s, n) for s, n in prompts]
+    return filled, [piece for piece in rest if piece[1]]
 
 
 def _rows(pieces: list[Piece]) -> tuple[list[int], list[int], list[int], list[bool]]:
