@@ -150,10 +150,10 @@ def calls(
     """What goes into which forward. Pure.
 
     Decodes come first, in a call of their own unless a self-test found one call for all faster.
-    In the split layout a graph covers equally long pieces of consecutive ids only, so each prompt
-    has its own call, except for a row that closes a gap between the ids of the decodes. In one
-    pool all rows are alike, and prompts gain from a common call. Deterministic sequences share
-    with nobody.
+    Prompts gain from a common call: llama.cpp cuts it into graphs of equally long pieces with
+    consecutive ids, which are never more than the prompts. For the decodes' sake, in the split
+    layout, a row of each prompt that stands between two of them closes the gap. Deterministic
+    sequences share with nobody.
     """
     decode = [(s, 1) for s in plan.decode if not s.sampling.deterministic]
     prompts = [(s, n) for s, n in plan.prefill if not s.sampling.deterministic]
@@ -162,11 +162,8 @@ def calls(
     prompts.sort(key=_by_kv_id)
     if merges_rows and len(decode) + sum(n for _, n in prompts) <= n_batch:
         groups = [decode + prompts]
-    elif is_pool:
-        groups = [decode, prompts]
     else:
-        filling, prompts = _fill_gaps(decode, prompts)
-        groups = [filling, *([piece] for piece in prompts)]
+        groups = [decode, prompts] if is_pool else list(_fill_gaps(decode, prompts))
     yield from (group for group in groups if group)
     for sequence in plan.decode:
         if sequence.sampling.deterministic:
