@@ -1,0 +1,109 @@
+"""What goes into which forward, how many threads it has, and who samples."""
+
+import threading
+
+import pytest
+
+from localrun.core import SamplingParams
+from localrun.runner.engine.evaluation import calls
+from localrun.runner.engine.sampling import SamplerPool
+from localrun.runner.engine.scheduler import StepPlan
+from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.threads import Governor, n_threads_beside
+
+
+def sequence(kv_id: int, *, deterministic: bool = False) -> Sequence:
+    made = Sequence(kv_id, [0] * 100, SamplingParams(deterministic=deterministic), n_ctx=1000)
+    made.kv_id = kv_id
+    return made
+
+
+def grouped(
+    decode: list[int],
+    prefill: dict[int, int],
+    *,
+    is_pool: bool,
+    merges: bool = False,
+    special: tuple[int, ...] = (),
+    n_batch: int = 512,
+) -> list[list[tuple[int, int]]]:
+    made = {kv_id: sequence(kv_id, deterministic=kv_id in special) for kv_id in (*decode, *prefill)}
+    plan = StepPlan(
+        tuple(made[kv_id] for kv_id in decode),
+        tuple((made[kv_id], n) for kv_id, n in prefill.items()),
+        (),
+    )
+    found = calls(plan, n_batch, is_pool=is_pool, merges_rows=merges)
+    return [[(s.kv_id, n) for s, n in pieces] for pieces in found]
+
+
+def test_decodes_go_first_and_in_order_of_ids() -> None:
+    assert grouped([3, 0, 1], {2: 64}, is_pool=True) == [[(0, 1), (1, 1), (3, 1)], [(2, 64)]]
+
+
+def test_a_row_of_a_prompt_between_decodes_closes_the_gap() -> None:
+    assert grouped([0, 3], {1: 64, 2: 1, 4: 9}, is_pool=False) == [
+        [(0, 1), (1, 1), (2, 1), (3, 1)],
+        [(1, 63), (4, 9)],
+    ]
+
+
+def test_prompts_share_a_call() -> None:
+    for is_pool in (True, False):
+        assert grouped([], {1: 64, 0: 30}, is_pool=is_pool) == [[(0, 30), (1, 64)]]
+
+
+def test_one_call_for_all_where_it_is_faster_and_they_fit() -> None:
+    assert grouped([0], {1: 64}, is_pool=True, merges=True) == [[(0, 1), (1, 64)]]
+    assert grouped([0], {1: 64}, is_pool=True, merges=True, n_batch=64) == [[(0, 1)], [(1, 64)]]
+
+
+def test_deterministic_sequences_share_with_nobody() -> None:
+    assert grouped([0, 1, 2], {3: 64, 4: 64}, is_pool=False, special=(1, 3)) == [
+        [(0, 1), (2, 1)],
+        [(4, 64)],
+        [(1, 1)],
+        [(3, 64)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n_max", "others", "n"),
+    [(2, 0.0, 2), (2, 0.39, 2), (2, 0.5, 1), (2, 1.0, 1), (2, 9.0, 1), (8, 1.2, 7), (8, 1.5, 6)],
+)
+def test_threads_beside_others(n_max: int, others: float, n: int) -> None:
+    assert n_threads_beside(n_max, others) == n
+
+
+def test_the_governor_looks_at_what_others_used_since_its_last_look() -> None:
+    used = [0.0, 0.0]
+    governor = Governor(2, lambda: (used[0], used[1]), now_s=0.0)
+    used[:] = [1.0, 0.0]
+    assert governor.look(0.1) == 2  # too early to say
+    assert governor.look(1.0) == 1
+    used[:] = [3.0, 2.0]  # only ourselves
+    assert governor.look(2.0) == 2
+
+
+class Chain:
+    """Remembers the thread that sampled it."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.thread = ""
+
+    def sample(self, row: int) -> int:
+        self.thread = threading.current_thread().name
+        return self.token + row
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("n_helpers", [0, 1, 3])
+@pytest.mark.parametrize("n_rows", [1, 3, 4, 9])
+def test_every_row_is_sampled_once_and_in_order(n_helpers: int, n_rows: int) -> None:
+    chains = [Chain(100 * row) for row in range(n_rows)]
+    jobs = [(chain, row) for row, chain in enumerate(chains)]
+    assert SamplerPool(n_helpers).sample(jobs) == [101 * row for row in range(n_rows)]
+    has_helped = any(chain.thread.startswith("sampler") for chain in chains)
+    assert has_helped == (n_helpers > 0 and n_rows >= 4)
