@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds llama.cpp's own llama-server from the llama.cpp source that llama-cpp-python ships, in the
-# version pyproject.toml pins and with the flags of our own build, so that a comparison with it
-# compares servers and not compilers. Takes minutes, once per version and flags. The last line on
+# version pyproject.toml pins and for the same CPU (llama.cpp's own default), so that a comparison
+# with it compares servers and not compilers. Takes minutes, once per version and flags. The last line on
 # stdout is the program's path.
 #
 #   LOCALRUN_INSTALL_CMAKE_ARGS   further options of the build, as for install.sh

@@ -23,9 +23,6 @@ _STRETCH = 1.5
 # for tiles of so many rows (322 against 269 rows a second for chunks of 64 and 63).
 _ROWS_MIN, _TILE = 16, 64
 
-# How far a crowd of prompts may stretch a step.
-_CROWD_MAX = 2.0
-
 # A little over the target for a whole tile is still the better step.
 _NEARLY = 0.75
 
@@ -64,15 +61,13 @@ class CostModel:
         """Evaluating so many rows again."""
         return n_tokens * self.row_s
 
-    def rows_beside(self, target_s: float | None, *, limit: int, crowd: float = 1.0) -> int:
+    def rows_beside(self, target_s: float | None, *, limit: int) -> int:
         """Prompt rows for a step that decodes as well: at most `limit`, never none.
 
-        `target_s` bounds the step; None leaves it to what people read and what decodes take, and
-        to `crowd`: where more prompts wait than streams decode, most readers wait for a first word.
+        `target_s` bounds the step; None leaves it to what people read and what decodes take.
         """
         if target_s is None:
-            patience = min(max(1.0, crowd), _CROWD_MAX)
-            target_s = max(_TARGET_S * patience, _STRETCH * self.decode_s)
+            target_s = max(_TARGET_S, _STRETCH * self.decode_s)
         n = int((target_s - self.decode_s) / self.row_s)
         if _NEARLY * _TILE <= n < _TILE:
             n = _TILE

@@ -358,9 +358,7 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         n_batch = self._model.n_batch
-        n_decode = sum(1 for sequence in self.running if sequence.n_pending == 1)
-        crowd = (len(self.running) - n_decode) / max(1, n_decode)
-        beside = self._costs.rows_beside(self._target_s, limit=n_batch, crowd=crowd)
+        beside = self._costs.rows_beside(self._target_s, limit=n_batch)
         budget = Budget(alone=n_batch, beside=beside)
         n_free = self._cache.n_free_for(n_batch + len(self.running))
         plan = plan_step(self.running, budget, n_free, self._cache.own_cells, self._work_lost_s)
