@@ -200,6 +200,8 @@ choose_build() { # version, flags, and the cache folder that both lead to
     elif has nvidia-smi && nvidia-smi -L >/dev/null 2>&1; then
         say "note: an NVIDIA GPU is here but no nvcc; install the CUDA toolkit and run this again"
     fi
+    # For this CPU, llama.cpp's own default: builds with fewer of its instructions win for some
+    # types of weights and lose more for others (docs/benchmarks.md).
     if [ "$OS" = Linux ]; then
         # Lets the compiler inline within a shared library: 1 % faster at decoding.
         for language in C CXX; do
