@@ -106,7 +106,8 @@ def test_ollama_stream_that_is_left_frees_its_slot(
 
 
 def test_openai_chat_and_its_stream_say_the_same(openai_client: openai.OpenAI) -> None:
-    request = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 16}
+    # With a seed nothing is reused, so that both evaluate the same.
+    request = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 16, "seed": 1}
     whole = openai_client.chat.completions.create(**request)
     assert "Paris" in (whole.choices[0].message.content or "")
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
@@ -123,7 +124,7 @@ def test_openai_accumulated_stream_equals_the_plain_answer(
     openai_client: openai.OpenAI,
 ) -> None:
     # Without a limit: the accumulator refuses answers that ended for length.
-    request = {"model": MODEL, "messages": QUESTION, "temperature": 0}
+    request = {"model": MODEL, "messages": QUESTION, "temperature": 0, "seed": 1}
     plain = openai_client.chat.completions.create(**request).choices[0]
     with openai_client.chat.completions.stream(**request) as stream:
         accumulated = stream.get_final_completion().choices[0]

@@ -91,9 +91,8 @@ def test_others_leaving_and_coming_do_not_change_a_greedy_answer(
     smollm2_daemon: Daemon,
 ) -> None:
     def ask() -> str:
-        answer = smollm2_daemon.chat(
-            "smollm2:135m", "List the numbers from 1 to 20.", temperature=0, num_predict=48
-        )
+        options = {"temperature": 0, "num_predict": 48, "deterministic": True}
+        answer = smollm2_daemon.chat("smollm2:135m", "List the numbers from 1 to 20.", **options)
         return str(answer["message"]["content"])
 
     undisturbed = ask()
