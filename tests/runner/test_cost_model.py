@@ -54,16 +54,16 @@ def test_before_anything_is_known_moving_is_cheaper_than_evaluating() -> None:
     ("decode_s", "row_s", "target_s", "limit", "rows"),
     [
         pytest.param(0.02, 0.001, 0.0605, 512, 40, id="what is left of the target"),
-        pytest.param(0.02, 0.001, 0.25, 512, 192, id="in whole tiles"),
+        pytest.param(0.02, 0.001, 0.25, 512, 230, id="what is left, in rows"),
         pytest.param(0.02, 0.001, 0.25, 100, 100, id="no more than a batch"),
         pytest.param(0.02, 0.001, 0.01, 512, 16, id="a prompt always goes on"),
         pytest.param(0.02, 0.001, 0.01, 8, 8, id="even in a small batch"),
         pytest.param(0.02, 0.005, 0.25, 512, 46, id="less than a tile"),
         pytest.param(0.02, 0.0045, 0.25, 512, 64, id="nearly a tile is one"),
-        pytest.param(0.01, 0.001, None, 512, 192, id="a quarter of a second"),
-        pytest.param(0.1, 0.001, None, 512, 128, id="a quarter of a second with the decodes"),
-        pytest.param(0.4, 0.001, None, 512, 192, id="slow streams slow down by half"),
-        pytest.param(0.0, 0.002, None, 512, 64, id="nothing known yet"),
+        pytest.param(0.01, 0.001, None, 512, 240, id="a quarter of a second"),
+        pytest.param(0.1, 0.001, None, 512, 150, id="a quarter of a second with the decodes"),
+        pytest.param(0.4, 0.001, None, 512, 200, id="slow streams slow down by half"),
+        pytest.param(0.0, 0.002, None, 512, 125, id="nothing known yet"),
     ],
 )
 def test_rows_beside_streams(

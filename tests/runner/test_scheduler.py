@@ -89,7 +89,7 @@ def decide(
             [prompt(1, 12), prompt(2, 20)], [], [(1, 12), (2, 4)], id="a short one leaves the rest"
         ),
         pytest.param(
-            [prompt(1, 16), prompt(2, 20)], [], [(1, 12), (2, 4)], id="all rows are too many"
+            [prompt(1, 16), prompt(2, 20)], [], [(1, 16)], id="one that ends may have all"
         ),
         pytest.param(
             [stream(0), prompt(1, 20), prompt(2, 20), prompt(3, 20)],
@@ -253,7 +253,8 @@ def test_every_plan_keeps_its_promises(
     assert 0 not in preempt
     assert all(0 < n <= running[name].n_pending for name, n in rows.items())
     limit = BUDGET.beside if any(s.n_pending == 1 for s in running) else BUDGET.alone
-    assert sum(n for _, n in prefill) <= limit
+    # The end of a prompt may stretch the step a little, never the batch.
+    assert sum(n for _, n in prefill) <= min(limit * 1.25, BUDGET.alone)
     if n_free or any(own[s.id] for s in running[1:]):
         assert 0 in rows, "the oldest does not advance"
     if n_free >= len(running) + limit:
