@@ -95,9 +95,15 @@ class Setting:
     bare: bool = False
 
 
+# Counts end up as 32-bit numbers in llama.cpp.
+_INT32_MAX = 2**31 - 1
+
+
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ValueError(f"`{text}` is not a whole number of at least 1")
+    if int(text) > _INT32_MAX:
+        raise ValueError(f"`{text}` is more than {_INT32_MAX}")
     return int(text)
 
 

@@ -16,6 +16,9 @@ from live import Daemon, chat_body, wait_until
 
 IS_FULL = os.environ.get("LOCALRUN_TEST_FULL") == "1"
 
+# Options that give the same text whatever else is going on.
+SAME: dict[str, Any] = {"temperature": 0, "num_predict": 6, "deterministic": True}
+
 ENDLESS: dict[str, Any] = {"pieces": ["la "], "endless": True, "step_s": 0.005}
 
 
@@ -139,7 +142,7 @@ def _mixed_work(daemon: Daemon, seconds: float, rng: random.Random, problems: li
     stop = threading.Event()
     timer = threading.Timer(seconds, stop.set)
     timer.start()
-    expected = daemon.chat("smollm2:135m", "Hi", temperature=0, num_predict=6)
+    expected = daemon.chat("smollm2:135m", "Hi", **SAME)
 
     def work(seed: int) -> None:
         own = random.Random(seed)
@@ -161,8 +164,7 @@ def _mixed_work(daemon: Daemon, seconds: float, rng: random.Random, problems: li
 def _one_call(daemon: Daemon, kind: str, rng: random.Random, expected: str) -> None:
     model = "smollm2:135m"
     if kind == "chat":
-        options = {"temperature": 0, "num_predict": 6}
-        answer = daemon.chat(model, "Hi", **options)["message"]["content"]
+        answer = daemon.chat(model, "Hi", **SAME)["message"]["content"]
         assert answer == expected, answer
     elif kind == "generate":
         body = {"model": model, "prompt": "Hi", "stream": False, "options": {"num_predict": 4}}

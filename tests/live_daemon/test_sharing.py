@@ -94,22 +94,20 @@ def raw(text: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_a_seed_gives_one_text_whatever_came_before(
-    smollm2_daemon: Daemon, temperature: float
-) -> None:
+def test_a_seed_gives_one_text_whatever_came_before(sharing: Daemon, temperature: float) -> None:
     def ask(**options: Any) -> str:
         options = {"seed": 7, "temperature": temperature, "num_predict": 24, **options}
-        answer = smollm2_daemon.chat(SMOLLM2, "Tell me about the sea.", **options)
+        answer = sharing.chat(SMOLLM2, "Tell me about the sea.", **options)
         return str(answer["message"]["content"])
 
     texts = {ask() for _ in range(5)}
-    smollm2_daemon.chat(SMOLLM2, "Tell me about the mountains.", num_predict=4)
+    sharing.chat(SMOLLM2, "Tell me about the mountains.", num_predict=4)
     texts |= {ask() for _ in range(5)}
     assert len(texts) == 1
     strict = {ask(deterministic=True)}
     with ThreadPoolExecutor() as pool:
         others = [
-            pool.submit(smollm2_daemon.chat, SMOLLM2, f"Count from {n} to 99.", num_predict=60)
+            pool.submit(sharing.chat, SMOLLM2, f"Count from {n} to 99.", num_predict=60)
             for n in range(3)
         ]
         strict |= {ask(deterministic=True) for _ in range(5)}

@@ -319,6 +319,9 @@ class Engine:
     def _enter(self, sequence: Sequence, now_ns: int) -> None:
         self._waiting.leave(sequence)
         sequence.cap(self._context.window)
+        if sequence.sampling.starts_fresh and not self.running and self._cache.ledger.is_unified:
+            # In a pool the place of its cells moves the last bits too: alone, it has the first.
+            self._cache.save_donors()
         self._cache.enter(sequence, self._match)
         sequence.n_cached = sequence.n_done
         sequence.admitted_ns = now_ns

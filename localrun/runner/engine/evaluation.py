@@ -54,18 +54,22 @@ class Evaluator:
         """Carries out the plan, call by call."""
         done = Evaluated()
         n_threads = self._governor.look(self._clock_ns() / 1e9)
-        planned = (*plan.decode, *(sequence for sequence, _ in plan.prefill))
-        if any(sequence.sampling.starts_fresh for sequence in planned):
-            # A sum that is split among fewer threads has other last bits.
-            n_threads = self._governor.n_max
-        self._model.use_threads(n_threads)
         is_pool = cache.ledger.is_unified
         for pieces in calls(plan, self._model.n_batch, is_pool=is_pool, merges_rows=merges_rows):
             # A prompt may come twice, and its first row may have failed.
             failed = {sequence for sequence, _ in done.failed}
             if going_on := [piece for piece in pieces if piece[0] not in failed]:
+                self._model.use_threads(self._n_threads(going_on[0][0], n_threads))
                 self._forward(going_on, cache, done)
         return done
+
+    def _n_threads(self, sequence: Sequence, n_threads: int) -> int:
+        """Threads of a call: `n_threads`, but always the same number for a deterministic sequence.
+
+        Flash attention splits the sum of a single row among the threads, which moves its last bits.
+        """
+        is_split = sequence.sampling.deterministic and self._model.info.flash_attention
+        return self._governor.n_max if is_split else n_threads
 
     def _forward(self, pieces: list[Piece], cache: KvCache, done: Evaluated) -> None:
         """Evaluates the next rows of each sequence and samples those that reached their end."""
