@@ -225,11 +225,11 @@ def test_a_busy_model_is_unloaded_after_its_last_answer(
     start_daemon: Start, fake_model: Fake
 ) -> None:
     daemon = start_daemon()
-    daemon.create("m", fake_model(pieces=["la "] * 30, step_s=0.01))
+    daemon.create("m", fake_model(pieces=["la "] * 30, step_s=0.03))
     stream = daemon.stream("/api/chat", chat_body("m", "hi"))
     next(stream)
     assert daemon.json("POST", "/api/generate", {"model": "m", "keep_alive": 0})["done"]
-    assert daemon.ps()[0]["state"] == "stopping"
+    wait_until(lambda: daemon.ps()[0]["state"] == "stopping", "the model to be on its way out")
     parts = list(stream)
     assert parts[-1]["eval_count"] == 30
     wait_until(lambda: not daemon.ps(), "the model to be gone")
