@@ -30,15 +30,20 @@ def _cgroup_free_bytes(folder: Path) -> int | None:
         return None
 
 
+def own_cpus() -> set[int]:
+    """Numbers of the CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def used_cpu_s() -> tuple[float, float]:
     """Seconds of CPU so far: what all processes used on the CPUs that are ours, and what we used.
 
     Time that a hypervisor gave to others counts as used.
     """
-    times = psutil.cpu_times(percpu=True)
-    if hasattr(os, "sched_getaffinity"):
-        mine = os.sched_getaffinity(0)
-        times = [cpu for number, cpu in enumerate(times) if number in mine]
+    mine = own_cpus()
+    times = [cpu for number, cpu in enumerate(psutil.cpu_times(percpu=True)) if number in mine]
     idle_fields = ("idle", "iowait", "guest", "guest_nice")  # guests are part of user
     used_s = sum(
         value

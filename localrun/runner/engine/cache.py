@@ -138,27 +138,22 @@ class KvCache:
 
     def enter(self, sequence: Sequence, match: Match[Holder] | None) -> None:
         """Gives the sequence an id, and the prefix of `match`."""
-        if match is not None:
-            self._use(match.holder)
-            if self._adopts(match):
-                donor = match.holder
-                assert isinstance(donor, Donor)
-                del self._donors[donor.kv_id]
-                self._settle(sequence, donor.kv_id)
-                self._trim(sequence, match.n)
-                sequence.n_done = self.ledger.length(sequence.kv_id)
-                return
-        data = self._state_for_copy(match)
         if match is None:
             self._enter_remains(sequence)
             return
-        self._settle(sequence, self._take_id(match.holder))
-        if data is not None:
-            was_restored = self._restore(sequence, data[0], data[1], match.n)
-            if not was_restored and isinstance(match.holder, Saved):
-                self._host.drop(match.holder)  # of another kind of context
-        elif self.ledger.is_unified and not isinstance(match.holder, Saved):
-            self._fork(match.holder.kv_id, sequence, match.n)
+        holder = match.holder
+        self._use(holder)
+        if isinstance(holder, Donor) and self._adopts(match):
+            self._take_over(sequence, holder, match.n)
+            return
+        state = self._state_for_copy(holder)
+        self._settle(sequence, self._take_id(holder))
+        if state is not None:
+            was_restored = self._restore(sequence, *state, match.n)
+            if not was_restored and isinstance(holder, Saved):
+                self._host.drop(holder)  # of another kind of context
+        elif not isinstance(holder, Saved):
+            self._fork(holder.kv_id, sequence, match.n)
 
     def _enter_remains(self, sequence: Sequence) -> None:
         """Takes an id, and of the donor that has to go from it what both have in common.
@@ -173,19 +168,23 @@ class KvCache:
             return
         n = common_prefix(sequence.tokens, donor.tokens, len(sequence.tokens) - 1)
         self._keep_state(donor)
-        del self._donors[kv_id]
-        self._settle(sequence, kv_id)
-        self._trim(sequence, n)
-        sequence.n_done = self.ledger.length(kv_id)
+        self._take_over(sequence, donor, n)
 
-    def resume(self, sequence: Sequence) -> bool:
-        """Brings back a preempted sequence whose KV was saved; False when it must be recomputed."""
+    def _take_over(self, sequence: Sequence, donor: Donor, n: int) -> None:
+        """The sequence goes on in the donor's cells, after the first `n`."""
+        del self._donors[donor.kv_id]
+        self._settle(sequence, donor.kv_id)
+        self._trim(sequence, n)
+        sequence.n_done = self.ledger.length(donor.kv_id)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Brings back a preempted sequence whose KV was saved; else it has to be recomputed."""
         saved = sequence.saved
         assert saved is not None
         sequence.saved = None
         self._host.drop(saved)
         self._settle(sequence, self._take_id(None))
-        return self._restore(sequence, saved.data, len(saved.tokens), len(saved.tokens))
+        self._restore(sequence, saved.data, len(saved.tokens), len(saved.tokens))
 
     def _adopts(self, match: Match[Holder]) -> bool:
         """Whether to go on in the donor's own cells, which loses what stands behind the prefix.
@@ -200,11 +199,8 @@ class KvCache:
         has_other_id = len(self._free_ids) + len(self._donors) > 1
         return match.n * 2 >= len(donor.tokens) or not has_other_id
 
-    def _state_for_copy(self, match: Match[Holder] | None) -> tuple[State, int] | None:
+    def _state_for_copy(self, holder: Holder) -> tuple[State, int] | None:
         """State and token count, where a prefix has to be copied through ordinary memory."""
-        if match is None:
-            return None
-        holder = match.holder
         if isinstance(holder, Saved):
             return holder.data, len(holder.tokens)
         if self.ledger.is_unified:

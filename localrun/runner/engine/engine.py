@@ -197,13 +197,11 @@ class Engine:
             self._meter.count("requests_cancelled_total")
         for sequence in self.running:
             if sequence.id == message.id:
-                self.running.remove(sequence)
-                self._is_full = False
                 if message.is_cancel:
                     self._cache.cancel(sequence)
                 else:
                     self._cache.leave(sequence, keep=True)
-                return _close(sequence)
+                return self._end(sequence)
         for sequence in self._preempted:
             if sequence.id == message.id:
                 self._preempted.remove(sequence)
@@ -384,9 +382,8 @@ class Engine:
         now_ns = self._clock_ns()
         for sequence, token in done.tokens:
             self._take(sequence, token, now_ns)
-        lacking = [sequence for sequence, code in done.failed if code == NO_CELLS]
         # The books were wrong. Whoever lacked cells is planned again when some were freed.
-        can_go_on = bool(lacking) and self._reclaim()
+        can_go_on = any(code == NO_CELLS for _, code in done.failed) and self._reclaim()
         self._is_short = self._is_short or can_go_on
         for sequence, code in done.failed:
             if code != NO_CELLS or not can_go_on:
@@ -412,19 +409,19 @@ class Engine:
             decode_ns = sequence.last_token_ns - sequence.first_token_ns
             self._meter.observe("tpot_seconds", decode_ns / 1e9 / (n - 1))
         self._expected.saw_end(n)
-        self._leave(sequence)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
         self._cache.leave(sequence, keep=True)
-        self._is_full = self._is_short = False
-        _close(sequence)
+        self._is_short = False
+        self._end(sequence)
 
     def _fail(self, sequence: Sequence, error: LocalrunError) -> None:
         self._meter.count("requests_failed_total")
         self._failed.append((sequence, error))
-        self.running.remove(sequence)
         self._cache.leave(sequence, keep=False)
+        self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        """It runs no more, and has no cells any more."""
+        self.running.remove(sequence)
         self._is_full = False
         _close(sequence)
 

@@ -5,10 +5,10 @@ wait for work by spinning, so a helper that shares a core with one of them gains
 cores beyond the compute threads count.
 """
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from localrun.runner.measure import own_cpus
 from localrun.runner.model import Sampler
 
 # Fewer rows are done before a helper has woken up.
@@ -20,8 +20,7 @@ _MAX_HELPERS = 3
 
 def n_helpers(n_threads: int) -> int:
     """Threads that may sample beside the engine's own, next to `n_threads` compute threads."""
-    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(0, min(_MAX_HELPERS, (n_cpus or 1) - n_threads))
+    return max(0, min(_MAX_HELPERS, len(own_cpus()) - n_threads))
 
 
 class SamplerPool:
