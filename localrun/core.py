@@ -95,13 +95,15 @@ class SamplingParams(Struct, frozen=True):
 class LoadOptions(Struct, frozen=True):
     """What a request or a Modelfile may fix about a loaded model. None leaves the choice to us.
 
-    `num_ctx` tokens per sequence, `num_batch` rows per forward, `num_gpu` layers on GPUs.
+    `num_ctx` tokens per sequence, `num_batch` rows per forward, `num_gpu` layers on GPUs,
+    `main_gpu` the number of the only GPU to use, `tensor_split` the share of each GPU.
     """
 
     num_ctx: int | None = None
     num_batch: int | None = None
     num_gpu: int | None = None
     main_gpu: int | None = None
+    tensor_split: tuple[float, ...] | None = None
     use_mmap: bool | None = None
     num_thread: int | None = None
     admission: Admission | None = None
@@ -129,7 +131,10 @@ class LoadSpec(Struct, frozen=True):
     """Everything that decides what a runner holds: weights, adapters and load options.
 
     Names that share these share a runner; template, system text and sampling travel with the
-    call instead. `engine` is `fake` for the scripted model of the tests. `asked` are the options
+    call instead. `engine` is `fake` for the scripted model of the tests. `n_gpu_layers` -1 is as
+    many as fit. `gpu_overhead_bytes` are kept free on each GPU, by its name, or by the empty name
+    on all others; `spreads` uses all GPUs even for what fits one; `rpc_servers` (host:port) lend
+    theirs. `asked` are the options
     that a request or a Modelfile fixed; the other fields hold what came of them.
 
     `kv_pool` tokens of all sequences together, None measures; `kv_layout` None and
@@ -149,6 +154,10 @@ class LoadSpec(Struct, frozen=True):
     n_batch: int = DEFAULT_N_BATCH
     n_gpu_layers: int = -1
     main_gpu: int | None = None
+    tensor_split: tuple[float, ...] | None = None
+    gpu_overhead_bytes: dict[str, int] = {}
+    spreads: bool = False
+    rpc_servers: tuple[str, ...] = ()
     use_mmap: bool | None = None
     kv_cache_type: str = "f16"
     flash_attention: bool | None = None

@@ -17,10 +17,13 @@ from localrun.core import Admission, LoadOptions, SamplingParams
 from localrun.errors import BadRequest
 
 Scope = Literal["load", "request"]
-Kind = Literal["integer", "number", "boolean", "strings", "choice"]
+Kind = Literal["integer", "number", "boolean", "strings", "numbers", "choice"]
 
 # Every step searches for all of them; OpenAI takes 4.
 _MAX_STOPS = 128
+
+# llama.cpp knows no more devices of one kind.
+_MAX_GPUS = 16
 
 # Token counts and seeds are 32-bit in llama.cpp.
 _INT32_MAX = 2**31 - 1
@@ -45,6 +48,7 @@ OPTIONS: dict[str, Option] = {
         Option("num_batch", "load", "integer", 1, _INT32_MAX),
         Option("num_gpu", "load", "integer", -1, _INT32_MAX),
         Option("main_gpu", "load", "integer", 0, 255),
+        Option("tensor_split", "load", "numbers", 0, math.inf),
         Option("use_mmap", "load", "boolean"),
         Option("num_thread", "load", "integer", 0, 1024),
         Option("admission", "load", "choice", choices=get_args(Admission)),
@@ -69,7 +73,7 @@ def check_option(name: str, value: Any, *, path: str) -> Any:
     """`value` in the type of the option's row.
 
     Whole numbers may come as floats and are cut (4096.9 → 4096), numbers may be quoted, a lone
-    string is a list of one.
+    string or number is a list of one.
     Raises BadRequest with `path` when the type or the range is wrong.
     """
     option = OPTIONS[name]
@@ -79,6 +83,8 @@ def check_option(name: str, value: Any, *, path: str) -> Any:
             checked = value if isinstance(value, bool) else None
         case "strings":
             checked = _strings(value, path)
+        case "numbers":
+            checked = _numbers(option, value, path)
         case "choice":
             checked = value if value in option.choices else None
         case "integer" | "number":
@@ -95,6 +101,7 @@ _WORDS = {
     "number": "of type number",
     "boolean": "of type boolean",
     "strings": "of type array of strings",
+    "numbers": "of type array of numbers",
 }
 
 
@@ -120,6 +127,20 @@ def _number(value: Any) -> float | None:
         return None
     # No option goes beyond 64 bits, and a longer integer may not even have a float.
     return value if -(2**64) < value < 2**64 else None
+
+
+def _numbers(option: Option, value: Any, path: str) -> tuple[float, ...] | None:
+    """The numbers of a list or of a text with commas; None when it is neither."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, (list, tuple)):
+        value = (value,)
+    numbers = [_number(item) for item in value]
+    if len(numbers) > _MAX_GPUS:
+        raise BadRequest(path, f"holds {len(numbers)} numbers, more than {_MAX_GPUS}")
+    if None in numbers:
+        return None
+    return tuple(_in_range(option, number, path) for number in numbers if number is not None)
 
 
 def _in_range(option: Option, value: float, path: str) -> float:

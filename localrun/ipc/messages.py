@@ -19,14 +19,38 @@ from localrun.core import (
     TextDelta,
     Verdict,
 )
+from localrun.memory import Device, Plan, Split
 
 # ---- read by the runner
 
 
-class Load(Struct, frozen=True, tag="load"):
-    """The first message: what to hold. Answered by `Loaded` or `LoadRefused`."""
+class ListDevices(Struct, frozen=True, tag="list_devices"):
+    """What is there to compute on, the devices of `rpc_servers` (host:port) included.
+
+    Answered by `DevicesListed`.
+    """
+
+    rpc_servers: tuple[str, ...] = ()
+
+
+class MakePlan(Struct, frozen=True, tag="make_plan"):
+    """How would `spec` be loaded now? Other models hold `held` bytes, by device name.
+
+    Answered by `Planned` or `LoadRefused`; may come again until `Load` does.
+    """
 
     spec: LoadSpec
+    held: dict[str, int] = {}
+
+
+class Load(Struct, frozen=True, tag="load"):
+    """What to hold, and where; without a split the runner plans by itself.
+
+    Answered by `Loaded` or `LoadRefused`.
+    """
+
+    spec: LoadSpec
+    split: Split | None = None
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -52,7 +76,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     id: int
 
 
-ToRunner = Load | Submit | Cancel
+ToRunner = ListDevices | MakePlan | Load | Submit | Cancel
 
 # ---- read by the daemon
 
@@ -61,6 +85,21 @@ class Progress(Struct, frozen=True, tag="progress"):
     """A load goes on; `fraction` of the weights is in place."""
 
     fraction: float
+
+
+class DevicesListed(Struct, frozen=True, tag="devices_listed"):
+    """The devices, the CPU among them; RPC servers that did not answer; flags of the build."""
+
+    devices: tuple[Device, ...]
+    unreachable: tuple[str, ...] = ()
+    build: str = ""
+
+
+class Planned(Struct, frozen=True, tag="planned"):
+    """How the model would be loaded now; nothing is allocated."""
+
+    plan: Plan
+    unreachable: tuple[str, ...] = ()
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
@@ -122,6 +161,8 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 ToDaemon = (
     Progress
+    | DevicesListed
+    | Planned
     | Loaded
     | LoadRefused
     | Resized

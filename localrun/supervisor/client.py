@@ -21,11 +21,13 @@ from localrun.ipc.framing import FrameTooLarge
 from localrun.ipc.messages import (
     Admitted,
     Cancel,
+    DevicesListed,
     Failed,
     Load,
     Loaded,
     LoadRefused,
     Outbox,
+    Planned,
     Progress,
     Progressed,
     Rendering,
@@ -175,7 +177,7 @@ class RunnerClient:
                 _log.info("runner %d: its window is %d tokens now", self.pid, info.n_ctx)
             case Tested(verdict=verdict):
                 self._on_tested(verdict)
-            case Progress() | Loaded() | LoadRefused():
+            case Progress() | DevicesListed() | Planned() | Loaded() | LoadRefused():
                 _log.error("runner %d sent %s after loading", self.pid, type(item).__name__)
             case _:
                 self._follow(item)

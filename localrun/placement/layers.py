@@ -1,0 +1,1 @@
+"""Which layers go to which device. Pure."""
