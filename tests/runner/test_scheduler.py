@@ -83,7 +83,10 @@ def decide(
             [prompt(1, 20), stream(2)], [2], [(1, 8)], id="a stream that came later counts too"
         ),
         pytest.param(
-            [prompt(1, 20), prompt(2, 20)], [], [(1, 12), (2, 4)], id="the last quarter is others'"
+            [prompt(1, 20), prompt(2, 20)],
+            [],
+            [(1, 12), (2, 4)],
+            id="the last quarter is the next one's",
         ),
         pytest.param(
             [prompt(1, 12), prompt(2, 20)], [], [(1, 12), (2, 4)], id="a short one leaves the rest"
@@ -94,14 +97,20 @@ def decide(
         pytest.param(
             [stream(0), prompt(1, 20), prompt(2, 20), prompt(3, 20)],
             [0],
-            [(1, 6), (2, 1), (3, 1)],
-            id="everybody advances",
+            [(1, 6), (2, 2)],
+            id="the next one takes all that the first leaves",
         ),
         pytest.param(
             [stream(0), *(prompt(n, 20) for n in range(1, 9))],
             [0],
-            [(1, 6), (2, 1), (3, 1)],
+            [(1, 6), (2, 2)],
             id="the budget is a limit for many prompts too",
+        ),
+        pytest.param(
+            [stream(0), *(prompt(n, 3) for n in range(1, 9))],
+            [0],
+            [(1, 3), (2, 3), (3, 2)],
+            id="prompts that end make way for others",
         ),
         pytest.param(
             [prompt(1, 200, deterministic=True)],

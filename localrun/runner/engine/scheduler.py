@@ -34,7 +34,8 @@ _MAX_VICTIMS = 2
 # How far the last chunk of a prompt may go beyond what is left of the step.
 _STRETCH = 1.25
 
-# Share of its part of the step that one prompt leaves to those behind it.
+# Part of the step's rows that the first prompt takes when others stand behind it. The rest goes to
+# the next one whole: every further piece makes the forward's graphs smaller.
 _SHARED = 0.75
 
 
@@ -246,7 +247,7 @@ def _chunk(sequence: Sequence, n_left: int, n_batch: int, *, is_first: bool, oth
     n_most = min(int(n_left * _STRETCH), n_batch) if is_first else n_left
     if sequence.n_pending <= n_most:
         return sequence.n_pending
-    return max(1, int(n_left * _SHARED)) if others else n_left
+    return max(1, int(n_left * _SHARED)) if is_first and others else n_left
 
 
 def _that_fit(sequence: Sequence, n_rows: int, n_free: float) -> int:
