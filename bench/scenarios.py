@@ -6,9 +6,11 @@ round. Here the peers keep their prefix caches, and run with flash attention on 
 
 import argparse
 import asyncio
+import dataclasses
 import secrets
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -45,6 +47,7 @@ class Sizes:
     long_tokens: int = 2600
     loop_users: tuple[int, ...] = (1, 8, 16)
     loop_tokens: int = 64
+    busy_users: tuple[int, ...] = (1, 8)
     n_contexts: int = 8
     context_tokens: int = 1000
     decode_tokens: int = 128
@@ -59,6 +62,7 @@ _TINY = Sizes(
     stream_tokens=24,
     long_tokens=300,
     loop_users=(1, 2),
+    busy_users=(1, 2),
     loop_tokens=8,
     n_contexts=2,
     context_tokens=100,
@@ -81,6 +85,9 @@ _TOTAL = Metric("total time", "s", is_better_low=True)
 _GAP = Metric("longest gap of the streams", "s", is_better_low=True)
 _LONG_TTFT = Metric("TTFT of the long prompt", "s", is_better_low=True)
 _DECODE = Metric("decode", "tok/s", is_better_low=False)
+
+# Until a server that looks at the CPUs now and then has seen a process come or go.
+_NOTICED_S = 2.0
 
 # A figure is None when the load had no moment at which it could be measured.
 Found = dict[Metric, float | None]
@@ -145,6 +152,27 @@ async def _contexts(endpoint: Endpoint, sizes: Sizes, index: int) -> Found:
     return {_DECODE: rate_together(answers)}
 
 
+async def _beside_process(endpoint: Endpoint, sizes: Sizes, index: int) -> Found:
+    """The closed loop while another process keeps one CPU busy, of the loop before and after."""
+    sizes = dataclasses.replace(sizes, loop_users=sizes.busy_users)
+    idle = await _loop(endpoint, sizes, index)
+    busy_process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        await asyncio.sleep(_NOTICED_S)
+        busy = await _loop(endpoint, sizes, index)
+    finally:
+        busy_process.kill()
+        busy_process.wait()
+    await asyncio.sleep(_NOTICED_S)
+    again = await _loop(endpoint, sizes, index)
+    found: Found = {}
+    for metric, value in busy.items():
+        both = (idle[metric], again[metric])
+        shown = Metric(f"{metric.name}, part of the idle rate", "", is_better_low=False)
+        found[shown] = value * 2 / sum(b for b in both if b) if value and all(both) else None
+    return found
+
+
 async def _closed(endpoint: Endpoint, requests: Sequence[Request], n_users: int) -> list[Answer]:
     outcomes: list[Outcome] = []
     await closed_loop(endpoint, requests, n_users, outcomes.append)
@@ -170,6 +198,7 @@ SCENARIOS = {
     "b": Scenario("a long prompt beside streams", 8, 4096, _long),
     "c": Scenario("closed loop", 16, 2048, _loop, has_q4_0=True),
     "d": Scenario("streams with long contexts", 8, 2048, _contexts),
+    "e": Scenario("a busy process on one CPU", 8, 2048, _beside_process),
 }
 
 # (title, metric) → server → round → figure, where there is one
@@ -207,7 +236,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.scenarios", description=__doc__)
-    parser.add_argument("--only", type=_letters, default=[*SCENARIOS], help="of a,b,c,d")
+    parser.add_argument("--only", type=_letters, default=[*SCENARIOS], help="of a,b,c,d,e")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: does it work at all")
     parser.add_argument("--model", type=Path, help="GGUF (the tests' SmolLM2 from their cache)")
