@@ -320,7 +320,7 @@ def _rows(metric: Metric, by_server: dict[str, dict[int, float]]) -> list[list[s
         is_ours = bool(ratios) and (statistics.median(ratios) < 1) == metric.is_better_low
         rows.append(
             [
-                f"{metric.name}, {metric.unit}",
+                f"{metric.name}, {metric.unit}".rstrip(", "),
                 name,
                 spread([*values.values()], 2) if values else "–",
                 spread(ratios, 2) if ratios else "–",

@@ -146,13 +146,15 @@ def _numbers(option: Option, value: Any, path: str) -> tuple[float, ...] | None:
 def _in_range(option: Option, value: float, path: str) -> float:
     number = int(value) if option.kind == "integer" else float(value)
     if not option.low <= number <= option.high:
-        bounds = (
-            f"at least {option.low:g}"
-            if option.high == math.inf
-            else f"from {option.low:g} to {option.high:g}"
-        )
-        raise BadRequest(path, f'option "{option.name}" must be {bounds}, not {value:g}')
+        low, high = _plain(option.low), _plain(option.high)
+        bounds = f"at least {low}" if option.high == math.inf else f"from {low} to {high}"
+        raise BadRequest(path, f'option "{option.name}" must be {bounds}, not {_plain(value)}')
     return number
+
+
+def _plain(number: float) -> str:
+    """Whole numbers with all their digits."""
+    return str(int(number)) if math.isfinite(number) and number == int(number) else f"{number:g}"
 
 
 def check_options(

@@ -281,7 +281,9 @@ def _with_lengths(options: BenchOptions) -> Plan:
         return options.plan
     try:
         lengths = parse_lengths(options.lengths_file.read_text())
-    except (OSError, ValueError) as error:  # bytes that are not UTF-8 as well
+    except OSError as error:
+        raise Usage(f"--lengths-file `{options.lengths_file}`: {error.strerror}") from error
+    except ValueError as error:  # bytes that are not UTF-8 as well
         raise Usage(f"--lengths-file `{options.lengths_file}`: {error}") from error
     return replace(options.plan, lengths=tuple(lengths))
 

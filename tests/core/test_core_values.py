@@ -63,6 +63,11 @@ def test_other_sizes_are_refused(text: str) -> None:
 # ---- options
 
 
+def test_a_number_out_of_range_is_shown_with_all_its_digits() -> None:
+    with pytest.raises(errors.BadRequest, match="from 0 to 2147483647, not 1099511627776"):
+        check_options({"num_ctx": 2**40})
+
+
 def test_every_option_is_a_field_with_a_default() -> None:
     fields = {*LoadOptions.__struct_fields__, *SamplingParams.__struct_fields__}
     assert set(OPTIONS) == fields
