@@ -22,6 +22,8 @@ _LISTENING = re.compile(r"listening on (?:\S+ port |http://127\.0\.0\.1:)(\d+)")
 class Child:
     """A child process that logs into a file and says where it listens."""
 
+    look_s = 0.05  # between two looks whether it is there
+
     def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
         handle, path = tempfile.mkstemp(prefix="localrun-bench-", suffix=".log")
         self._log = Path(path)
@@ -52,7 +54,7 @@ class Child:
                 return value
             if self.process.poll() is not None:
                 break
-            time.sleep(0.05)
+            time.sleep(self.look_s)
         raise RuntimeError(f"{self.process.args!r} does not serve:\n{self.log()[-2000:]}")
 
     def stop(self) -> None:

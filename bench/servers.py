@@ -64,8 +64,10 @@ class Localrun:
     name = "localrun"
     _MODEL = "bench"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, **settings: object) -> None:
+        """`settings` such as `KV_POOL=8192` besides those that all servers have in common."""
         self._setup = setup
+        self._settings = settings
         self._child: Child | None = None
         self._store: tempfile.TemporaryDirectory[str] | None = None
         self.idle_rss_bytes = 0
@@ -83,6 +85,7 @@ class Localrun:
             "NUM_THREAD": self._setup.n_threads,
             "CONTEXT_LENGTH": self._setup.window,
             "KEEP_ALIVE": -1,
+            **self._settings,
         }
         env = {**clean_environment(), **{f"LOCALRUN_{k}": str(v) for k, v in settings.items()}}
         self._child = Child([sys.executable, "-m", "cli", "serve"], env)
