@@ -23,13 +23,15 @@ import uvicorn
 from localrun.core import LoadSpec
 from localrun.http.routes import build_app
 from localrun.loopback import is_loopback
-from localrun.placement.fit import Defaults
-from localrun.placement.machine import n_cpus
+from localrun.memory import Device
+from localrun.placement.fit import Defaults, default_max_loaded, gpus
+from localrun.placement.machine import gpu_backends, n_cpus
 from localrun.placement.verdicts import Verdicts
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
 from localrun.settings import Settings, cache_folder, models_folder
 from localrun.supervisor.client import RunnerClient
+from localrun.supervisor.devices import DeviceList, list_devices
 from modelstore.errors import StoreError
 from modelstore.store import Store
 
@@ -50,9 +52,6 @@ _LOG_FILES = 3
 
 # An idle connection of a client's pool; below the usual 90 s of HTTP clients' own limits.
 _KEEP_ALIVE_CONNECTION_S = 75
-
-# Ollama's number for a machine without GPUs.
-_DEFAULT_MAX_LOADED = 3
 
 
 class AddressInUse(Exception):
@@ -83,9 +82,14 @@ class Daemon:
         self.store = Store(models_folder(settings))
         self.residency: Residency[RunnerClient] = Residency(
             self._launch,
-            max_loaded=settings.max_loaded_models or _DEFAULT_MAX_LOADED,
+            max_loaded=settings.max_loaded_models or default_max_loaded(n_gpus=0),
             max_queue=settings.max_queue,
             keep_alive_s=settings.keep_alive_s,
+        )
+        self.devices = DeviceList(
+            lambda: list_devices(settings.rpc_servers),
+            has_gpus=bool(settings.rpc_servers) or gpu_backends() != (),
+            on_listed=self._allow,
         )
         self.service = InferenceService(
             self.store,
@@ -95,6 +99,7 @@ class Daemon:
                     settings.context_length,
                     settings.num_thread or n_cpus(),
                     n_threads_max=max(settings.num_thread or 0, os.cpu_count() or 1),
+                    gpu_overhead_bytes=settings.gpu_overhead_bytes,
                 ),
                 n_parallel=settings.num_parallel,
                 kv_cache_type=settings.kv_cache_type,
@@ -102,12 +107,19 @@ class Daemon:
                 kv_pool=settings.kv_pool,
                 kv_layout=settings.kv_layout,
                 host_tier_bytes=settings.host_tier_bytes,
+                spreads=settings.sched_spread,
+                rpc_servers=settings.rpc_servers,
                 tpot_target_ms=settings.tpot_target_ms,
                 deterministic=settings.deterministic,
             ),
             self.verdicts,
+            self.devices.get,
         )
         self.is_draining = False
+
+    def _allow(self, devices: tuple[Device, ...]) -> None:
+        if self.settings.max_loaded_models is None:
+            self.residency.allow(default_max_loaded(len(gpus(devices))))
 
     async def _launch(self, spec: LoadSpec) -> RunnerClient:
         # The model that is being loaded has an entry too.

@@ -187,6 +187,7 @@ class LoadSpec(Struct, frozen=True):
             and asked.num_batch in (None, self.n_batch)
             and asked.num_gpu in (None, self.n_gpu_layers)
             and asked.main_gpu in (None, self.main_gpu)
+            and asked.tensor_split in (None, self.tensor_split)
             and asked.use_mmap in (None, self.use_mmap)
             and asked.admission in (None, self.admission)
             and (asked.num_thread in (None, 0) or wanted.n_threads == self.n_threads)

@@ -6,7 +6,7 @@ runner that holds it, the runner speaks. Dialects and HTTP stay outside.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from localrun.core import (
     Usage,
 )
 from localrun.errors import RunnerLost, ShuttingDown, Unsupported
+from localrun.memory import Device
 from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.placement.verdicts import Verdicts
@@ -85,8 +86,14 @@ class ServiceDefaults:
     kv_pool: int | None = None
     kv_layout: KvLayout | None = None
     host_tier_bytes: int | None = None
+    spreads: bool = False
+    rpc_servers: tuple[str, ...] = ()
     tpot_target_ms: float | None = None
     deterministic: bool = False
+
+
+async def _no_devices() -> tuple[Device, ...]:
+    return ()
 
 
 class InferenceService:
@@ -98,8 +105,11 @@ class InferenceService:
         residency: Residency[RunnerClient],
         defaults: ServiceDefaults,
         verdicts: Verdicts,
+        devices: Callable[[], Awaitable[tuple[Device, ...]]] = _no_devices,
     ) -> None:
+        """`devices` tells those of the machine; the first call may wait for that."""
         self._store = store
+        self._devices = devices
         self.residency = residency
         self._defaults = defaults
         self._verdicts = verdicts
@@ -111,7 +121,7 @@ class InferenceService:
     async def open(self, call: Call) -> Answer:
         """See `TextService.open`."""
         began_ns = time.perf_counter_ns()
-        work = await asyncio.to_thread(self._prepare, call)
+        work = await asyncio.to_thread(self._prepare, call, await self._devices())
         if not work.prompts:
             return await self._load_or_unload(call, work)
         answer = _Answer(self, call, work, began_ns)
@@ -138,7 +148,7 @@ class InferenceService:
 
     # ---- before a runner is needed
 
-    def _prepare(self, call: Call) -> "_Work":
+    def _prepare(self, call: Call, devices: tuple[Device, ...]) -> "_Work":
         """Reads files: runs in a worker thread."""
         record = self._store.resolve(call.model)
         if record.model_path is None or record.model_digest is None:
@@ -151,18 +161,20 @@ class InferenceService:
         defaults = {"deterministic": self._defaults.deterministic}
         load_options, sampling = merge([defaults, own, call.options])
         return _Work(
-            self._load_spec(record, header, load_options),
+            self._load_spec(record, header, load_options, devices),
             record.name.display(),
             tuple(_with_model_messages(prompt, call.system, record) for prompt in call.prompts),
             sampling,
             call.template or record.template,
         )
 
-    def _load_spec(self, record: Record, header: Header, asked: LoadOptions) -> LoadSpec:
+    def _load_spec(
+        self, record: Record, header: Header, asked: LoadOptions, devices: tuple[Device, ...]
+    ) -> LoadSpec:
         assert record.model_digest is not None
         defaults = self._defaults
         n_ctx_train = header.arch_int("context_length") or 0
-        placement = place(asked, defaults.placement, n_ctx_train=n_ctx_train)
+        placement = place(asked, defaults.placement, n_ctx_train=n_ctx_train, devices=devices)
         spec = LoadSpec(
             weights_path=str(record.model_path),
             weights_digest=record.model_digest.text,
@@ -174,6 +186,10 @@ class InferenceService:
             n_batch=placement.n_batch,
             n_gpu_layers=placement.n_gpu_layers,
             main_gpu=asked.main_gpu,
+            tensor_split=asked.tensor_split,
+            gpu_overhead_bytes=defaults.placement.gpu_overhead_bytes,
+            spreads=defaults.spreads,
+            rpc_servers=defaults.rpc_servers,
             use_mmap=asked.use_mmap,
             kv_cache_type=defaults.kv_cache_type,
             flash_attention=defaults.flash_attention,

@@ -151,6 +151,14 @@ class Residency(Generic[R]):
         """Lets the model go as soon as nobody uses it; a model that is not loaded is no error."""
         self._post(lambda: self._let_go(key))
 
+    def allow(self, max_loaded: int) -> None:
+        """Lets so many models be in memory at once from now on. None has to go for it."""
+
+        def apply() -> None:
+            self._max_loaded = max_loaded
+
+        self._post(apply)
+
     def resident(self) -> tuple[Resident, ...]:
         """The models in memory, the one that stays longest first."""
         models = [self._describe(entry) for entry in self._entries.values()]

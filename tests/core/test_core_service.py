@@ -39,7 +39,7 @@ def prepared(store: Store, verdicts: Verdicts, options: dict[str, Any], **defaul
         store, residency, ServiceDefaults(placement, n_parallel=4, **defaults), verdicts
     )
     call = Call("m", (ChatPrompt((Message("user", "hi"),)),), options)
-    return service._prepare(call)
+    return service._prepare(call, ())
 
 
 @pytest.fixture
@@ -55,10 +55,16 @@ def test_settings_shape_the_load(store: Store, verdicts: Verdicts) -> None:
         "tpot_target_ms": 50.0,
         "kv_cache_type": "q8_0",
         "flash_attention": True,
+        "spreads": True,
+        "rpc_servers": ("box:50052",),
     }
     spec = prepared(store, verdicts, {}, **settings).spec
     assert {name: getattr(spec, name) for name in settings} == settings
     assert spec.admission == "continuous"
+
+
+def test_a_share_for_each_gpu_reaches_the_runner(store: Store, verdicts: Verdicts) -> None:
+    assert prepared(store, verdicts, {"tensor_split": [3, 1]}).spec.tensor_split == (3.0, 1.0)
 
 
 def test_the_spec_remembers_what_was_asked_for(store: Store, verdicts: Verdicts) -> None:

@@ -185,6 +185,7 @@ def test_nobody_gets_more_threads_than_there_are_cpus(wanted: int | None, expect
         ({"num_batch": 7}, {"n_batch": 7}, False),
         ({"num_gpu": 3}, {"n_gpu_layers": 3}, False),
         ({"main_gpu": 1}, {"main_gpu": 1}, False),
+        ({"tensor_split": (3.0, 1.0)}, {"tensor_split": (3.0, 1.0)}, False),
         ({"use_mmap": False}, {"use_mmap": False}, False),
         ({"num_thread": 0}, {}, True),
         ({"num_thread": 9}, {}, True),
@@ -270,6 +271,19 @@ def test_a_setting_is_found_under_each_of_its_names_in_order() -> None:
         ("LOCALRUN_TPOT_TARGET_MS", "nan"),
         ("LOCALRUN_TPOT_TARGET_MS", "fast"),
         ("LOCALRUN_DETERMINISTIC", "sometimes"),
+        ("LOCALRUN_GPU_OVERHEAD", "much"),
+        ("LOCALRUN_GPU_OVERHEAD", "CUDA0="),
+        ("LOCALRUN_GPU_OVERHEAD", "=1GiB"),
+        ("LOCALRUN_GPU_OVERHEAD", "1GiB,2GiB"),
+        ("LOCALRUN_GPU_OVERHEAD", "CUDA0=1GiB,CUDA0=2GiB"),
+        ("LOCALRUN_SCHED_SPREAD", "wide"),
+        ("LOCALRUN_RPC_SERVERS", "box"),
+        ("LOCALRUN_RPC_SERVERS", ":50052"),
+        ("LOCALRUN_RPC_SERVERS", "box:0"),
+        ("LOCALRUN_RPC_SERVERS", "box:65536"),
+        ("LOCALRUN_RPC_SERVERS", "[::1]:50052"),
+        ("LOCALRUN_RPC_SERVERS", "http://box:50052"),
+        ("LOCALRUN_RPC_SERVERS", "box:50052,box:50052"),
         ("LOCALRUN_TYPO", "1"),
     ],
 )
@@ -298,6 +312,29 @@ def test_settings_of_the_kv_cache_and_the_step(
 ) -> None:
     assert getattr(from_env({f"LOCALRUN_{name}": text}), field) == value
     assert getattr(from_env({f"OLLAMA_{name}": text}), field) == getattr(from_env({}), field)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("GPU_OVERHEAD", "1GiB", "gpu_overhead_bytes", {"": 1 << 30}),
+        ("GPU_OVERHEAD", "500", "gpu_overhead_bytes", {"": 500}),
+        (
+            "GPU_OVERHEAD",
+            "RPC0=20GiB, RPC1 = 22GiB",
+            "gpu_overhead_bytes",
+            {"RPC0": 20 << 30, "RPC1": 22 << 30},
+        ),
+        ("GPU_OVERHEAD", "1KiB,CUDA1=0", "gpu_overhead_bytes", {"": 1024, "CUDA1": 0}),
+        ("SCHED_SPREAD", "1", "sched_spread", True),
+        ("RPC_SERVERS", "10.0.0.2:50052, box:1", "rpc_servers", ("10.0.0.2:50052", "box:1")),
+    ],
+)
+def test_settings_of_gpus(name: str, text: str, field: str, value: object) -> None:
+    assert getattr(from_env({f"LOCALRUN_{name}": text}), field) == value
+    # The servers of another program need not be meant for this one.
+    other = getattr(from_env({f"OLLAMA_{name}": text}), field)
+    assert other == (() if name == "RPC_SERVERS" else value)
 
 
 def test_quotes_spaces_and_empty_values() -> None:
