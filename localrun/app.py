@@ -21,6 +21,7 @@ from typing import Any
 import uvicorn
 
 from localrun.core import LoadSpec
+from localrun.diagnosis import diagnose
 from localrun.http.routes import build_app
 from localrun.loopback import is_loopback
 from localrun.memory import Device
@@ -211,6 +212,7 @@ def serve(settings: Settings, log_file: Path | None = None) -> int:
         daemon.service,
         daemon.store,
         settings,
+        diagnose=lambda: diagnose(settings, daemon.devices.renew),
         lifespan=daemon.lifespan,
         is_draining=lambda: daemon.is_draining,
     )

@@ -224,6 +224,11 @@ def encode_version(version: str, localrun: str, pid: int) -> bytes:
     return _encode({"version": version, "localrun": localrun, "pid": pid})
 
 
+def encode_machine(found: msgspec.Struct) -> bytes:
+    """The reply of /api/devices, which is ours: a diagnosis as it is."""
+    return _encode(found)
+
+
 def encode_progress(
     status: str, digest: str | None, total: int | None, completed: int | None
 ) -> bytes:

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from localrun.core import Call, Done, Event, Resident, TextDelta, Usage
+from localrun.diagnosis import diagnose
 from localrun.http.routes import build_app
+from localrun.ipc.messages import DevicesListed
+from localrun.memory import Device
 from localrun.settings import Settings
 from modelstore.store import Store
 
@@ -70,7 +73,13 @@ class ScriptedService:
 
 
 def app_of(service: ScriptedService, root: Path, *, settings: Settings | None = None, **more: Any):
-    return build_app(service, Store(root), settings or Settings(), **more)
+    settings = settings or Settings()
+
+    async def list_devices() -> DevicesListed:
+        return DevicesListed((Device("CPU", "cpu", 1, 2),), ("box:1",), "CPU : AVX = 1 | ")
+
+    more.setdefault("diagnose", lambda: diagnose(settings, list_devices))
+    return build_app(service, Store(root), settings, **more)
 
 
 class Exchange:
