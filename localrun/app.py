@@ -33,6 +33,7 @@ from localrun.service import InferenceService, ServiceDefaults
 from localrun.settings import Settings, cache_folder, models_folder
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.devices import DeviceList, list_devices
+from localrun.supervisor.shares import Shares
 from modelstore.errors import StoreError
 from modelstore.store import Store
 
@@ -87,6 +88,7 @@ class Daemon:
             max_queue=settings.max_queue,
             keep_alive_s=settings.keep_alive_s,
         )
+        self.shares = Shares()
         self.devices = DeviceList(
             lambda: list_devices(settings.rpc_servers),
             has_gpus=bool(settings.rpc_servers) or gpu_backends() != (),
@@ -126,13 +128,15 @@ class Daemon:
         # The model that is being loaded has an entry too.
         is_alone = len(self.residency.resident()) <= 1
         loop = asyncio.get_running_loop()
-        return await RunnerClient.launch(
+        runner = await RunnerClient.launch(
             spec,
             stall_timeout_s=self.settings.load_timeout_s,
             is_alone=is_alone,
             # On a thread: it writes a file.
             on_tested=lambda verdict: loop.run_in_executor(None, self.verdicts.keep, spec, verdict),
         )
+        self.shares.join(runner)
+        return runner
 
     @asynccontextmanager
     async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:

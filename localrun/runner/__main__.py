@@ -28,6 +28,7 @@ from localrun.ipc.messages import (
     LoadRefused,
     MakePlan,
     Outbox,
+    Share,
     Submit,
 )
 from localrun.runner.engine.engine import Engine
@@ -85,6 +86,9 @@ def _receive(channel: Channel) -> None:
                 inboxes.load.put(message)
             case Submit():
                 inboxes.prompt.put(message)
+            case Share():
+                # On the way of what it is about: the sequences reach the engine there too.
+                inboxes.text.put(message)
             case Cancel():
                 # In this order: the prompt thread's `Settled` must reach the text thread later.
                 inboxes.text.put(message)

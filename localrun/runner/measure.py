@@ -37,6 +37,15 @@ def own_cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
+def process_cpu_s(pid: int) -> float:
+    """Seconds of CPU that another process has used so far; 0 for one that is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def used_cpu_s() -> tuple[float, float]:
     """Seconds of CPU so far: what all processes used on the CPUs that are ours, and what we used.
 

@@ -32,6 +32,7 @@ from localrun.ipc.messages import (
     Progressed,
     Rendering,
     Resized,
+    Share,
     Submit,
     Tested,
     ToDaemon,
@@ -59,6 +60,8 @@ class RunnerClient:
         self.info = info
         self.stats: RunnerStats | None = None
         self.n_running = 0
+        # Called whenever `is_active` may have changed, and at the end. May be replaced.
+        self.on_activity: Callable[[], object] = lambda: None
         self._on_tested = on_tested
         self._stall_timeout_s = stall_timeout_s
         self._heard_at_s = 0.0
@@ -114,6 +117,15 @@ class RunnerClient:
         """True once the process has ended, or is about to."""
         return self._connection.closed.done()
 
+    @property
+    def is_active(self) -> bool:
+        """True while it has requests."""
+        return bool(self._streams)
+
+    def share(self, n_active: int, siblings: tuple[int, ...]) -> None:
+        """Tells it who else computes; see `Share`."""
+        self._connection.send(Share(n_active, siblings))
+
     def submit(
         self,
         prompt: Prompt,
@@ -140,11 +152,13 @@ class RunnerClient:
         if not self._streams:
             self._heard_at_s = self._loop.time()
         self._streams[stream.id] = stream
+        self.on_activity()
         return stream
 
     def _forget(self, request_id: int) -> None:
         if self._streams.pop(request_id, None) and not self.is_lost:
             self._connection.send(Cancel(request_id))
+            self.on_activity()
 
     async def wait_lost(self) -> None:
         """Returns when the process has ended, for whatever reason, and every stream knows."""
@@ -164,6 +178,8 @@ class RunnerClient:
         self._heard_at_s = self._loop.time()
         for item in outbox.items:
             self._handle(item)
+        if not self._streams:
+            self.on_activity()
 
     def _handle(self, item: ToDaemon) -> None:
         if isinstance(item, Progressed):
@@ -234,6 +250,7 @@ class RunnerClient:
                 TemplateTimeout(TEMPLATE_TIMEOUT_S) if is_culprit else RunnerLost(stream.phase, how)
             )
         self._streams.clear()
+        self.on_activity()
 
     async def _watch(self) -> None:
         """Ends a runner that has requests and shows no sign of life: it would hang them for ever.
