@@ -145,14 +145,17 @@ class RunnerClient:
         message = Submit(
             stream.id, prompt, sampling, n_ctx, template, return_context, client, scope
         )
-        try:
-            self._connection.send(message)
-        except FrameTooLarge as error:
-            raise BadRequest("", f"the request is too large: {error}") from None
         if not self._streams:
             self._heard_at_s = self._loop.time()
         self._streams[stream.id] = stream
+        # Before it, so that already its first step has the right number of threads.
         self.on_activity()
+        try:
+            self._connection.send(message)
+        except FrameTooLarge as error:
+            del self._streams[stream.id]
+            self.on_activity()
+            raise BadRequest("", f"the request is too large: {error}") from None
         return stream
 
     def _forget(self, request_id: int) -> None:
