@@ -20,7 +20,6 @@ from typing import Any
 
 import uvicorn
 
-from localrun.core import LoadSpec
 from localrun.http.routes import build_app
 from localrun.loopback import is_loopback
 from localrun.placement.fit import Defaults
@@ -30,6 +29,7 @@ from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
 from localrun.settings import Settings, cache_folder, models_folder
 from localrun.supervisor.client import RunnerClient
+from localrun.supervisor.empty import EmptyRunner
 from modelstore.errors import StoreError
 from modelstore.store import Store
 
@@ -82,7 +82,7 @@ class Daemon:
         self.verdicts = Verdicts(cache_folder() / "verdicts.json")
         self.store = Store(models_folder(settings))
         self.residency: Residency[RunnerClient] = Residency(
-            self._launch,
+            self._spawn,
             max_loaded=settings.max_loaded_models or _DEFAULT_MAX_LOADED,
             max_queue=settings.max_queue,
             keep_alive_s=settings.keep_alive_s,
@@ -109,16 +109,16 @@ class Daemon:
         )
         self.is_draining = False
 
-    async def _launch(self, spec: LoadSpec) -> RunnerClient:
-        # The model that is being loaded has an entry too.
-        is_alone = len(self.residency.resident()) <= 1
+    async def _spawn(self) -> EmptyRunner:
         loop = asyncio.get_running_loop()
-        return await RunnerClient.launch(
-            spec,
+        return await EmptyRunner.spawn(
             stall_timeout_s=self.settings.load_timeout_s,
-            is_alone=is_alone,
+            # The model that is being loaded has an entry too.
+            is_alone=len(self.residency.resident()) <= 1,
             # On a thread: it writes a file.
-            on_tested=lambda verdict: loop.run_in_executor(None, self.verdicts.keep, spec, verdict),
+            on_tested=lambda spec, found: loop.run_in_executor(
+                None, self.verdicts.keep, spec, found
+            ),
         )
 
     @asynccontextmanager

@@ -318,6 +318,8 @@ class Resident(Struct, frozen=True):
     """A model in memory, as `ps` shows it: a copy, never live state.
 
     `expires_at_s` is unix time, infinite for a model that stays. `n_queued` requests have no slot.
+    `info` of a model that is being loaded is what it is planned to hold, None before there is a
+    plan.
     """
 
     key: str

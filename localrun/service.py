@@ -33,7 +33,8 @@ from localrun.errors import RunnerLost, ShuttingDown, Unsupported
 from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.placement.verdicts import Verdicts
-from localrun.residency.owner import Lease, Residency
+from localrun.residency.entry import Lease
+from localrun.residency.owner import Residency
 from localrun.supervisor.choices import Choices, sampling_of
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.stream import RequestStream
