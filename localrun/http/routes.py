@@ -33,7 +33,7 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 def table(service: TextService, store: Store) -> list[tuple[str, str, Handler]]:
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
-    models, making = ModelsApi(service, store), CreateApi(store)
+    models, making = ModelsApi(service, store), CreateApi(service, store)
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),

@@ -1,24 +1,22 @@
-"""A runner that holds no model yet: it says what there is, how a model would fit, and loads one."""
+"""A runner that holds no model yet: it says how one would fit, and loads it."""
 
 import asyncio
 import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from localrun.core import LoadSpec, Verdict
 from localrun.errors import LoadFailed
 from localrun.ipc.messages import (
-    DevicesListed,
-    ListDevices,
     Load,
     Loaded,
     LoadRefused,
     MakePlan,
     Outbox,
     Planned,
-    ToRunner,
 )
 from localrun.memory import Plan, Split
 from localrun.supervisor.client import RunnerClient
@@ -26,8 +24,8 @@ from localrun.supervisor.process import RunnerProcess
 
 _log = logging.getLogger(__name__)
 
-Answer = DevicesListed | Planned | Loaded
-A = TypeVar("A", DevicesListed, Planned, Loaded)
+Answer = Planned | Loaded
+A = TypeVar("A", Planned, Loaded)
 
 
 class EmptyRunner:
@@ -43,11 +41,12 @@ class EmptyRunner:
         process: RunnerProcess,
         stall_timeout_s: float,
         on_tested: Callable[[LoadSpec, Verdict], object] = lambda _spec, _verdict: None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._process = process
         self._stall_timeout_s = stall_timeout_s
         self._on_tested = on_tested
-        self._loop = asyncio.get_running_loop()
+        self._clock_s = clock_s
         self._heard_at_s = 0.0
         self._answer: asyncio.Future[Answer] | None = None
         process.connection.receive = self._receive
@@ -70,23 +69,19 @@ class EmptyRunner:
             raise LoadFailed(f"no process could be started: {error.strerror}") from None
         return cls(process, stall_timeout_s, on_tested)
 
-    async def devices(self, rpc_servers: tuple[str, ...] = ()) -> DevicesListed:
-        """What there is to compute on. Raises LoadFailed."""
-        return await self._ask(ListDevices(rpc_servers), DevicesListed)
-
     async def plan(self, spec: LoadSpec, held: Mapping[str, int]) -> Plan:
         """How `spec` would be loaded now, beside other models' `held` bytes by device name.
 
         Raises LoadFailed.
         """
-        answer = await self._ask(MakePlan(spec, dict(held)), Planned, spec)
+        answer = await self._ask(MakePlan(spec, dict(held)), Planned)
         if answer.unreachable:
             _log.warning("RPC servers that do not answer: %s", ", ".join(answer.unreachable))
         return answer.plan
 
     async def load(self, spec: LoadSpec, split: Split | None = None) -> RunnerClient:
         """Loads `spec` with this split; this object is used up. Raises LoadFailed."""
-        answer = await self._ask(Load(spec, split), Loaded, spec)
+        answer = await self._ask(Load(spec, split), Loaded)
         on_tested = functools.partial(self._on_tested, spec)
         return RunnerClient(self._process, answer.info, self._stall_timeout_s, on_tested)
 
@@ -95,7 +90,7 @@ class EmptyRunner:
         self._process.kill()
         await self._process.wait()
 
-    async def _ask(self, question: ToRunner, kind: type[A], spec: LoadSpec | None = None) -> A:
+    async def _ask(self, question: MakePlan | Load, kind: type[A]) -> A:
         try:
             answer = await self._answer_to(question)
             if isinstance(answer, kind):
@@ -107,13 +102,13 @@ class EmptyRunner:
             how = await self._process.wait()
             problem = f"the runner ended while loading; {how}"
         await self.close()
-        raise LoadFailed(problem, _quotable(self._process.log_tail, spec))
+        raise LoadFailed(problem, _quotable(self._process.log_tail, question.spec))
 
-    async def _answer_to(self, question: ToRunner) -> Answer:
+    async def _answer_to(self, question: MakePlan | Load) -> Answer:
         """Raises _Refused, _Ended."""
         connection = self._process.connection
-        self._answer = self._loop.create_future()
-        self._heard_at_s = self._loop.time()
+        self._answer = asyncio.get_running_loop().create_future()
+        self._heard_at_s = self._clock_s()
         connection.send(question)
         ends = (self._answer, connection.closed)
         timeout_s = self._stall_timeout_s
@@ -125,16 +120,16 @@ class EmptyRunner:
             if done:
                 self._process.kill()
                 raise _Ended
-            timeout_s = self._heard_at_s + self._stall_timeout_s - self._loop.time()
+            timeout_s = self._heard_at_s + self._stall_timeout_s - self._clock_s()
         raise _Refused(f"no progress for {self._stall_timeout_s:g} s")
 
     def _receive(self, outbox: Outbox) -> None:
-        self._heard_at_s = self._loop.time()
+        self._heard_at_s = self._clock_s()
         if self._answer is None or self._answer.done():
             return
         for item in outbox.items:
             match item:
-                case DevicesListed() | Planned() | Loaded():
+                case Planned() | Loaded():
                     self._answer.set_result(item)
                 case LoadRefused(problem=problem):
                     self._answer.set_exception(_Refused(problem))
@@ -150,7 +145,6 @@ class _Ended(Exception):
     """The process hung up before it answered."""
 
 
-def _quotable(lines: tuple[str, ...], spec: LoadSpec | None) -> tuple[str, ...]:
+def _quotable(lines: tuple[str, ...], spec: LoadSpec) -> tuple[str, ...]:
     """Log lines without the path of the weights, which is nobody's business but ours."""
-    said = (line for line in lines if line.strip())
-    return tuple(line.replace(spec.weights_path, "the file") if spec else line for line in said)
+    return tuple(line.replace(spec.weights_path, "the file") for line in lines if line.strip())
