@@ -20,7 +20,6 @@ from typing import Any
 
 import uvicorn
 
-from localrun.core import LoadSpec
 from localrun.diagnosis import diagnose
 from localrun.http.routes import build_app
 from localrun.loopback import is_loopback
@@ -33,6 +32,7 @@ from localrun.service import InferenceService, ServiceDefaults
 from localrun.settings import Settings, cache_folder, models_folder
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.devices import DeviceList, list_devices
+from localrun.supervisor.empty import EmptyRunner
 from localrun.supervisor.shares import Shares
 from modelstore.errors import StoreError
 from modelstore.store import Store
@@ -83,7 +83,7 @@ class Daemon:
         self.verdicts = Verdicts(cache_folder() / "verdicts.json")
         self.store = Store(models_folder(settings))
         self.residency: Residency[RunnerClient] = Residency(
-            self._launch,
+            self._spawn,
             max_loaded=settings.max_loaded_models or default_max_loaded(n_gpus=0),
             max_queue=settings.max_queue,
             keep_alive_s=settings.keep_alive_s,
@@ -124,19 +124,18 @@ class Daemon:
         if self.settings.max_loaded_models is None:
             self.residency.allow(default_max_loaded(len(gpus(devices))))
 
-    async def _launch(self, spec: LoadSpec) -> RunnerClient:
-        # The model that is being loaded has an entry too.
-        is_alone = len(self.residency.resident()) <= 1
+    async def _spawn(self) -> EmptyRunner:
         loop = asyncio.get_running_loop()
-        runner = await RunnerClient.launch(
-            spec,
+        return await EmptyRunner.spawn(
             stall_timeout_s=self.settings.load_timeout_s,
-            is_alone=is_alone,
+            # The model that is being loaded has an entry too.
+            is_alone=len(self.residency.resident()) <= 1,
             # On a thread: it writes a file.
-            on_tested=lambda verdict: loop.run_in_executor(None, self.verdicts.keep, spec, verdict),
+            on_tested=lambda spec, found: loop.run_in_executor(
+                None, self.verdicts.keep, spec, found
+            ),
+            on_loaded=self.shares.join,
         )
-        self.shares.join(runner)
-        return runner
 
     @asynccontextmanager
     async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:

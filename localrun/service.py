@@ -5,8 +5,10 @@ runner that holds it, the runner speaks. Dialects and HTTP stay outside.
 """
 
 import asyncio
+import contextlib
+import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,17 +30,21 @@ from localrun.core import (
     Resident,
     SamplingParams,
     Usage,
+    model_key,
 )
 from localrun.errors import RunnerLost, ShuttingDown, Unsupported
 from localrun.memory import Device
 from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.placement.verdicts import Verdicts
-from localrun.residency.owner import Lease, Residency
+from localrun.residency.entry import Lease
+from localrun.residency.owner import Residency
 from localrun.supervisor.choices import Choices, sampling_of
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.stream import RequestStream
+from modelstore.errors import StoreError
 from modelstore.gguf import Header, read_header
+from modelstore.names import ModelName
 from modelstore.records import Record
 from modelstore.store import Store
 
@@ -72,6 +78,13 @@ class TextService(Protocol):
 
     def resident(self) -> tuple[Resident, ...]:
         """The models in memory."""
+        ...
+
+    async def unload_unnamed(self) -> None:
+        """Lets models go to which no name of the store leads any more; to be called after changes.
+
+        Nobody could stop them, and their memory would stay taken.
+        """
         ...
 
 
@@ -120,10 +133,15 @@ class InferenceService:
 
     async def open(self, call: Call) -> Answer:
         """See `TextService.open`."""
+        if not call.prompts and call.keep_alive_s == 0:
+            self.residency.unload(await asyncio.to_thread(self._key_of, call.model))
+            return _single(Done("unload", Usage()))
         began_ns = time.perf_counter_ns()
         work = await asyncio.to_thread(self._prepare, call, await self._devices())
         if not work.prompts:
-            return await self._load_or_unload(call, work)
+            lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
+            lease.close()
+            return _single(Done("load", Usage()))
         answer = _Answer(self, call, work, began_ns)
         try:
             await answer.begin()
@@ -135,6 +153,12 @@ class InferenceService:
     def resident(self) -> tuple[Resident, ...]:
         """See `TextService.resident`."""
         return self.residency.resident()
+
+    async def unload_unnamed(self) -> None:
+        """See `TextService.unload_unnamed`."""
+        for resident in self.resident():
+            if not await asyncio.to_thread(self._is_named, resident):
+                self.residency.unload(resident.key)
 
     @property
     def n_open(self) -> int:
@@ -202,13 +226,22 @@ class InferenceService:
         )
         return msgspec.structs.replace(spec, verdict=self._verdicts.find(spec))
 
-    async def _load_or_unload(self, call: Call, work: "_Work") -> Answer:
-        if call.keep_alive_s == 0:
-            self.residency.unload(work.spec.key)
-            return _single(Done("unload", Usage()))
-        lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
-        lease.close()
-        return _single(Done("load", Usage()))
+    def _key_of(self, name: str | ModelName) -> str:
+        """What is in memory when this model is. Reads files, but not those of the weights."""
+        record = self._store.resolve(name)
+        digest = record.model_digest.text if record.model_digest else ""
+        return model_key(digest, tuple(str(path) for path in record.adapter_paths))
+
+    def _is_named(self, resident: Resident) -> bool:
+        """Reads files."""
+        names: Iterator[str | ModelName] = itertools.chain(
+            [resident.model], (listing.name for listing in self._store.list())
+        )
+        for name in names:
+            with contextlib.suppress(StoreError):
+                if self._key_of(name) == resident.key:
+                    return True
+        return False
 
 
 class _Answer:

@@ -95,6 +95,7 @@ class Describer:
     def _row(self, resident: Resident, now_s: float) -> RunningModel:
         record = self._record(resident.model)
         info = resident.info
+        loaded = info if resident.state != "loading" else None
         return RunningModel(
             name=resident.model,
             model=resident.model,
@@ -107,8 +108,8 @@ class Describer:
             slots=Slots(info.n_slots if info else 0, resident.n_busy),
             queued=resident.n_queued,
             state=resident.state,
-            layout=info.layout if info else UNSET,
-            kv=_kv(info, resident.stats) if info else UNSET,
+            layout=loaded.layout if loaded else UNSET,
+            kv=_kv(loaded, resident.stats) if loaded else UNSET,
         )
 
     def _record(self, name: str) -> Record | None:

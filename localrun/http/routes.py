@@ -34,7 +34,8 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 def table(service: TextService, store: Store, diagnose: Diagnose) -> list[tuple[str, str, Handler]]:
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
-    models, making, machine = ModelsApi(service, store), CreateApi(store), MachineApi(diagnose)
+    models, making = ModelsApi(service, store), CreateApi(service, store)
+    machine = MachineApi(diagnose)
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),

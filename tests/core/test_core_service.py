@@ -9,6 +9,7 @@ from live import write_fake_model
 from localrun.core import Call, ChatPrompt, LoadOptions, Message, Verdict
 from localrun.placement.fit import Defaults
 from localrun.placement.verdicts import Verdicts
+from localrun.residency.entry import EmptyRunner
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
 from localrun.supervisor.client import RunnerClient
@@ -30,10 +31,10 @@ def store(tmp_path: Path) -> Store:
 def prepared(store: Store, verdicts: Verdicts, options: dict[str, Any], **defaults: Any) -> Any:
     """The work that a chat with these options becomes."""
 
-    async def launch(_spec: object) -> RunnerClient:
+    async def spawn() -> EmptyRunner[RunnerClient]:
         raise AssertionError("nothing is loaded here")
 
-    residency = Residency(launch, max_loaded=1, max_queue=1, keep_alive_s=1)
+    residency = Residency(spawn, max_loaded=1, max_queue=1, keep_alive_s=1)
     placement = Defaults(None, n_threads=2, n_threads_max=2)
     service = InferenceService(
         store, residency, ServiceDefaults(placement, n_parallel=4, **defaults), verdicts

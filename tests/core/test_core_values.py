@@ -381,6 +381,7 @@ SAMPLES = [
     errors.QueueFull(512, 3),
     errors.ShuttingDown(),
     errors.LoadFailed("no", ("line",)),
+    errors.NotEnoughMemory({"CPU": 2 << 30}, {"CPU": 1 << 30}),
     errors.EngineFailed(-1),
     errors.RunnerLost("prefill", "it was ended by SIGKILL"),
 ]

@@ -55,6 +55,7 @@ class ScriptedService:
         self.cancelled = asyncio.Event()
         self.calls: list[Call] = []
         self.residents: tuple[Resident, ...] = ()
+        self.n_looks = 0
 
     async def open(self, call: Call) -> ScriptedAnswer:
         self.calls.append(call)
@@ -70,6 +71,9 @@ class ScriptedService:
 
     def resident(self) -> tuple[Resident, ...]:
         return self.residents
+
+    async def unload_unnamed(self) -> None:
+        self.n_looks += 1
 
 
 def app_of(service: ScriptedService, root: Path, *, settings: Settings | None = None, **more: Any):

@@ -129,6 +129,21 @@ def test_errors_in_ollamas_words(root, method, path, body, status, text):
     assert text in reply["error"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("DELETE", "/api/delete", {"model": "tiny"}),
+        ("POST", "/api/copy", {"source": "tiny", "destination": "two"}),
+        ("POST", "/api/create", {"model": "two", "from": "tiny"}),
+        ("POST", "/api/create", {"model": "two", "from": "tiny", "stream": False}),
+    ],
+)
+def test_after_a_change_models_without_a_name_are_unloaded(root, method, path, body):
+    service = ScriptedService()
+    status, _ = ask(root, method, path, body, service=service)
+    assert (status, service.n_looks) == (200, 1)
+
+
 def test_copy_and_delete(root):
     copied = ask(root, "POST", "/api/copy", {"source": "tiny", "destination": "u/two:x"})
     assert copied == (200, b"")
