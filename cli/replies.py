@@ -2,8 +2,8 @@
 
 Values only. Unknown fields are ignored and missing ones have defaults, so that a newer or older
 daemon, or another server of the same API, can still be read.
-Source: Ollama's native API; `localrun`, `pid`, `slots`, `kv`, `queued`, `state` and the whole of
-`Machine` are ours.
+Source: Ollama's native API; `localrun`, `pid`, `slots`, `kv`, `queued`, `state`, `devices`
+and the whole of `Machine` are ours.
 """
 
 from datetime import datetime
@@ -55,6 +55,13 @@ class Kv(Struct):
     used: int = 0
 
 
+class DevicePart(Struct):
+    """What a model has on one device, in bytes."""
+
+    name: str
+    size: int = 0
+
+
 class LoadedModel(Struct):
     """Sizes are bytes; `queued` counts requests without a slot.
 
@@ -71,6 +78,7 @@ class LoadedModel(Struct):
     kv: Kv | None = None
     queued: int = 0
     state: str = ""
+    devices: tuple[DevicePart, ...] = ()
 
 
 class Loaded(Struct):

@@ -13,9 +13,11 @@ from pathlib import Path
 from msgspec import UNSET
 
 from localrun.core import Resident, RunnerInfo, RunnerStats
+from localrun.memory import CPU
 from localrun.wire.native_models import (
     Description,
     Details,
+    DevicePart,
     InstalledModel,
     Kv,
     RunningModel,
@@ -110,6 +112,7 @@ class Describer:
             state=resident.state,
             layout=loaded.layout if loaded else UNSET,
             kv=_kv(loaded, resident.stats) if loaded else UNSET,
+            devices=_parts(info) if info else UNSET,
         )
 
     def _record(self, name: str) -> Record | None:
@@ -155,6 +158,12 @@ def _header(path: Path | None, arrays: bool) -> Header | None:
     except StoreError as error:
         _log.warning("a model cannot be described in full: %s", error)
         return None
+
+
+def _parts(info: RunnerInfo) -> tuple[DevicePart, ...]:
+    """What lies where, RAM first."""
+    by_name = sorted(info.device_bytes.items(), key=lambda part: (part[0] != CPU, part[0]))
+    return tuple(DevicePart(name, n_bytes) for name, n_bytes in by_name)
 
 
 def _kv(info: RunnerInfo, stats: RunnerStats | None) -> Kv:

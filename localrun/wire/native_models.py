@@ -173,6 +173,13 @@ class Kv(msgspec.Struct, frozen=True):
     used_max: int
 
 
+class DevicePart(msgspec.Struct, frozen=True):
+    """What a model has on one device, in bytes."""
+
+    name: str
+    size: int
+
+
 class RunningModel(msgspec.Struct, frozen=True, kw_only=True):
     """A row of /api/ps; sizes in bytes. What follows `context_length` is ours."""
 
@@ -189,6 +196,7 @@ class RunningModel(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     layout: str | UnsetType = UNSET
     kv: Kv | UnsetType = UNSET
+    devices: tuple[DevicePart, ...] | UnsetType = UNSET
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):

@@ -222,6 +222,24 @@ def test_ps_shows_the_cells_of_the_kv_cache(root, stats, kv):
     assert (row["layout"], row["kv"]) == ("unified", kv)
 
 
+def test_ps_shows_what_lies_where(root):
+    service = ScriptedService()
+    held = {"CUDA0": 5, "CPU": 3, "RPC0": 4}
+    info = RunnerInfo(512, 4, device_bytes=held, size_bytes=12, size_vram_bytes=9)
+    service.residents = (
+        Resident("a", "tiny:latest", "ready", math.inf, info=info),
+        Resident("b", "soon:latest", "loading", 0.0),
+    )
+    ready, loading = ask(root, "GET", "/api/ps", service=service)[1]["models"]
+    assert (ready["size"], ready["size_vram"]) == (12, 9)
+    assert ready["devices"] == [
+        {"name": "CPU", "size": 3},
+        {"name": "CUDA0", "size": 5},
+        {"name": "RPC0", "size": 4},
+    ]
+    assert "devices" not in loading
+
+
 def test_metrics(root):
     service = ScriptedService()
     service.residents = (Resident("k", "tiny:latest", "ready", math.inf, stats=STATS),)
