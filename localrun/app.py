@@ -24,7 +24,8 @@ from localrun.diagnosis import diagnose
 from localrun.http.routes import build_app
 from localrun.loopback import is_loopback
 from localrun.memory import Device
-from localrun.placement.fit import Defaults, default_max_loaded, gpus
+from localrun.placement.fit import Defaults, default_max_loaded
+from localrun.placement.layers import usable
 from localrun.placement.machine import gpu_backends, n_cpus
 from localrun.placement.verdicts import Verdicts
 from localrun.residency.owner import Residency
@@ -122,7 +123,7 @@ class Daemon:
 
     def _allow(self, devices: tuple[Device, ...]) -> None:
         if self.settings.max_loaded_models is None:
-            self.residency.allow(default_max_loaded(len(gpus(devices))))
+            self.residency.allow(default_max_loaded(len(usable(devices)[0])))
 
     async def _spawn(self) -> EmptyRunner:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from localrun.core import DEFAULT_N_BATCH, LoadOptions
 from localrun.memory import Device
+from localrun.placement.layers import overhead_of, usable
 
 _GIB = 1 << 30
 
@@ -44,23 +45,9 @@ class Placement:
     n_gpu_layers: int
 
 
-def gpus(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """The devices that count as GPUs: discrete ones, or integrated ones where there is no other.
-
-    A GPU of an RPC server is one like any other. One that reports no memory takes no layers.
-    """
-    with_memory = [device for device in devices if device.total_bytes > 0]
-    discrete = tuple(device for device in with_memory if device.kind == "gpu")
-    return discrete or tuple(device for device in with_memory if device.kind == "igpu")
-
-
-def usable_bytes(devices: Iterable[Device], overhead_bytes: Mapping[str, int]) -> int:
-    """Memory of `devices` altogether, without what is kept back (see `LoadSpec`)."""
-    everywhere = overhead_bytes.get("", 0)
-    return sum(
-        max(0, device.total_bytes - overhead_bytes.get(device.name, everywhere))
-        for device in devices
-    )
+def usable_bytes(gpus: Iterable[Device], overheads: Mapping[str, int]) -> int:
+    """Memory of `gpus` altogether, without what the user keeps free."""
+    return sum(max(0, gpu.total_bytes - overhead_of(gpu, overheads)) for gpu in gpus)
 
 
 def default_n_ctx(gpu_bytes: int) -> int:
@@ -90,7 +77,8 @@ def place(
     """
     n_ctx = options.num_ctx or defaults.n_ctx
     if not n_ctx:
-        n_ctx = default_n_ctx(usable_bytes(gpus(devices), defaults.gpu_overhead_bytes))
+        gpus, _ = usable(devices)
+        n_ctx = default_n_ctx(usable_bytes(gpus, defaults.gpu_overhead_bytes))
     return Placement(
         n_ctx=min(n_ctx, n_ctx_train) if n_ctx_train else n_ctx,
         n_batch=options.num_batch or defaults.n_batch,

@@ -8,7 +8,6 @@ from localrun.placement.fit import (
     Defaults,
     default_max_loaded,
     default_n_ctx,
-    gpus,
     place,
     usable_bytes,
 )
@@ -21,28 +20,7 @@ def device(name: str, gib: float, kind: DeviceKind = "gpu") -> Device:
 
 
 CPU = device("CPU", 500, "cpu")
-IGPU = device("Vulkan0", 60, "igpu")
 SMALL, LARGE = device("CUDA0", 12), device("CUDA1", 24)
-RPC = Device("RPC0", "gpu", 0, 48 * GIB, "RPC", "box:50052")
-BROKEN = device("CUDA2", 0)
-BLAS = device("BLAS", 500, "accel")
-
-
-@pytest.mark.parametrize(
-    ("devices", "counting"),
-    [
-        ([], []),
-        ([CPU, BLAS], []),
-        ([CPU, SMALL, LARGE], [SMALL, LARGE]),
-        ([CPU, IGPU], [IGPU]),
-        ([CPU, IGPU, SMALL], [SMALL]),
-        ([CPU, IGPU, BROKEN], [IGPU]),
-        ([CPU, RPC], [RPC]),
-        ([BROKEN], []),
-    ],
-)
-def test_what_counts_as_a_gpu(devices: list[Device], counting: list[Device]) -> None:
-    assert list(gpus(devices)) == counting
 
 
 @pytest.mark.parametrize(
