@@ -28,8 +28,8 @@ def examine(machine: Machine, daemon_problem: str, advice: Sequence[str]) -> Fin
     if machine.devices_problem:
         problems.append(f"the devices cannot be listed: {machine.devices_problem}")
     problems += [
-        f"the RPC server {server} does not answer; start llama.cpp's `ggml-rpc-server` there, or "
-        "take it out of LOCALRUN_RPC_SERVERS"
+        f"the RPC server {server} does not answer; start llama.cpp's `ggml-rpc-server` there, end "
+        "what else uses it (it has one client at a time), or take it out of LOCALRUN_RPC_SERVERS"
         for server in machine.unreachable
     ]
     if machine.models_problem:
@@ -89,8 +89,12 @@ def _kept_back(device: Device, overhead_bytes: dict[str, int]) -> str:
 
 
 def _description(device: Device) -> str:
-    words = [device.description, f"at {device.endpoint}" if device.endpoint else ""]
-    return " ".join(filter(None, words))
+    if not device.endpoint:
+        return device.description
+    words = f"RPC server {device.endpoint}"
+    # Its server may describe it by nothing but the address.
+    is_said = device.description in ("", device.endpoint)
+    return words if is_said else f"{device.description}, {words}"
 
 
 def _built_for(backends: tuple[str, ...] | None) -> str:

@@ -12,7 +12,8 @@ import logging.handlers
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
@@ -93,6 +94,7 @@ class Daemon:
         self.devices = DeviceList(
             lambda: list_devices(settings.rpc_servers),
             has_gpus=bool(settings.rpc_servers) or gpu_backends() != (),
+            held=self._held,
             on_listed=self._allow,
         )
         self.service = InferenceService(
@@ -120,6 +122,13 @@ class Daemon:
             self.devices.get,
         )
         self.is_draining = False
+
+    def _held(self) -> Mapping[str, int]:
+        """Bytes that our models have, by device name."""
+        held: Counter[str] = Counter()
+        for resident in self.residency.resident():
+            held.update(resident.info.device_bytes if resident.info else {})
+        return held
 
     def _allow(self, devices: tuple[Device, ...]) -> None:
         if self.settings.max_loaded_models is None:

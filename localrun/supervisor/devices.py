@@ -5,7 +5,9 @@ Only a runner may look, since a driver can end or hang the process that asks it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from msgspec.structs import replace
 
 from localrun.ipc.messages import DevicesListed, ListDevices, Outbox
 from localrun.memory import Device
@@ -70,10 +72,15 @@ class DeviceList:
         ask: Callable[[], Awaitable[DevicesListed]],
         *,
         has_gpus: bool,
+        held: Callable[[], Mapping[str, int]] = dict,
         on_listed: Callable[[tuple[Device, ...]], object] = lambda _devices: None,
     ) -> None:
-        """`has_gpus` False when there cannot be one: then `get` need not look."""
+        """`has_gpus` False when there cannot be one: then `get` need not look.
+
+        `held` tells the bytes that our models have, by device name.
+        """
         self._ask = ask
+        self._held = held
         self._on_listed = on_listed
         self._known: tuple[Device, ...] | None = None if has_gpus else ()
         self._asking: asyncio.Task[DevicesListed] | None = None
@@ -89,7 +96,7 @@ class DeviceList:
         return self._known or ()
 
     async def renew(self) -> DevicesListed:
-        """Looks, once for all who ask meanwhile. Raises DevicesUnknown."""
+        """Looks, once for all who ask meanwhile; see `with_busy`. Raises DevicesUnknown."""
         if self._asking is None:
             self._asking = asyncio.create_task(self._look(), name="list devices")
         # Others may wait for it too, so whoever leaves does not end it.
@@ -100,8 +107,39 @@ class DeviceList:
             listed = await self._ask()
         finally:
             self._asking = None
+        held = self._held()
+        busy = busy_devices(listed, self._known or (), held)
+        self._known = (*listed.devices, *busy)
+        self._on_listed(self._known)
+        listed = with_busy(listed, busy, held)
         for server in listed.unreachable:
             _log.warning("the RPC server %s does not answer", server)
-        self._known = listed.devices
-        self._on_listed(listed.devices)
         return listed
+
+
+def busy_devices(
+    listed: DevicesListed, known: Iterable[Device], held: Mapping[str, int]
+) -> tuple[Device, ...]:
+    """Those of the `known` devices that are away because they work for us. Pure.
+
+    An RPC server has one client at a time: while a model of ours has it, it answers nobody else.
+    """
+    away = [device for device in known if device.endpoint in listed.unreachable]
+    servers = {device.endpoint for device in away if held.get(device.name)}
+    return tuple(device for device in away if device.endpoint in servers)
+
+
+def with_busy(
+    listed: DevicesListed, busy: tuple[Device, ...], held: Mapping[str, int]
+) -> DevicesListed:
+    """`listed` with the busy devices, of which is free what was free before our models. Pure."""
+    servers = {device.endpoint for device in busy}
+    now = (
+        replace(device, free_bytes=max(0, device.free_bytes - held.get(device.name, 0)))
+        for device in busy
+    )
+    return replace(
+        listed,
+        devices=(*listed.devices, *now),
+        unreachable=tuple(server for server in listed.unreachable if server not in servers),
+    )

@@ -117,7 +117,7 @@ def test_a_bad_setting_is_named(shell: Shell) -> None:
 
 
 GPU = Device("CUDA0", "gpu", 20_000_000_000, 24_000_000_000, "GeForce 9")
-RPC = Device("RPC0", "gpu", 1, 48_000_000_000, "RPC", "box:50052")
+RPC = Device("RPC0", "gpu", 1, 48_000_000_000, "box:50052", "box:50052")
 
 
 def test_what_is_kept_back_stands_beside_each_gpu() -> None:
@@ -125,7 +125,7 @@ def test_what_is_kept_back_stands_beside_each_gpu() -> None:
     lines = text(machine, "none", examine(machine, "", [])).splitlines()
     assert [line.split() for line in lines if line.startswith(("CUDA0", "RPC0"))] == [
         ["CUDA0", "gpu", "24", "GB", "20", "GB", "1", "GB", "GeForce", "9"],
-        ["RPC0", "gpu", "48", "GB", "1", "B", "2", "GB", "RPC", "at", "box:50052"],
+        ["RPC0", "gpu", "48", "GB", "1", "B", "2", "GB", "RPC", "server", "box:50052"],
     ]
 
 

@@ -97,6 +97,41 @@ def test_whoever_leaves_does_not_end_the_look_of_the_others() -> None:
     run(story())
 
 
+def rpc(name: str, endpoint: str, free_bytes: int = 100) -> Device:
+    return Device(name, "gpu", free_bytes, 200, "", endpoint)
+
+
+def test_a_server_that_serves_a_model_of_ours_is_not_away() -> None:
+    """It has one client at a time, and answers nobody else meanwhile."""
+    first, second, idle = rpc("RPC0", "a:1"), rpc("RPC1", "a:1"), rpc("RPC2", "b:1")
+    held: dict[str, int] = {}
+    away: tuple[str, ...] = ()
+
+    async def look() -> DevicesListed:
+        return DevicesListed(
+            tuple(d for d in (first, second, idle) if d.endpoint not in away), away
+        )
+
+    async def story() -> None:
+        nonlocal away
+        devices = DeviceList(look, has_gpus=True, held=lambda: held)
+        assert await devices.get() == (first, second, idle)
+        held["RPC0"], away = 30, ("a:1",)
+        for _ in range(2):
+            listed = await devices.renew()
+            assert listed.unreachable == ()
+            assert {d.name: d.free_bytes for d in listed.devices} == {
+                "RPC0": 70,
+                "RPC1": 100,
+                "RPC2": 100,
+            }
+        held.clear()
+        assert (await devices.renew()).unreachable == ("a:1",)
+        assert await devices.get() == (idle,)
+
+    run(story())
+
+
 def test_a_runner_answers_and_ends() -> None:
     async def story() -> None:
         listed = await list_devices()
