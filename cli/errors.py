@@ -4,6 +4,7 @@ Owns the table that scripts rely on:
 
     0 ok · 1 failed · 2 wrong usage or setting · 3 no daemon · 4 model not found
     5 a localrun daemon already runs · 6 another program holds the port
+    7 `doctor` found something broken
     130 interrupted (Ctrl-C) · 141 whoever read our output went away
 
 `cli.main` is the one place that turns an exception into a message and a code.
@@ -24,6 +25,7 @@ UNREACHABLE = 3
 NOT_FOUND = 4
 ALREADY_RUNNING = 5
 PORT_TAKEN = 6
+UNWELL = 7
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "cp": ("cp", "cp"),
     "rm": ("rm", "rm"),
     "bench": ("bench", "bench"),
+    "doctor": ("doctor", "doctor"),
     "serve": ("serve", "serve"),
 }
 ALIASES = {"ls": "list", "start": "serve"}

@@ -42,8 +42,8 @@ def ps_table(models: Iterable[LoadedModel], now: datetime) -> str:
         (
             model.name,
             model.digest[:12],
-            size(model.size),
-            processor(model.size, model.size_vram),
+            size(model.size) if model.size else "-",
+            processor(model.size, model.size_vram) if model.size else "-",
             str(model.context_length) if model.context_length else "-",
             f"{model.slots.busy}/{model.slots.total}" if model.slots else "-",
             f"{model.kv.used}/{model.kv.cells}" if model.kv and model.kv.cells else "-",
@@ -54,6 +54,12 @@ def ps_table(models: Iterable[LoadedModel], now: datetime) -> str:
     ]
     header = ("NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "SLOTS", "KV", "QUEUE", "UNTIL")
     return table([header, *rows])
+
+
+def parts_table(models: Iterable[LoadedModel]) -> str:
+    """Which model has how much on which device."""
+    rows = [(model.name, part.name, size(part.size)) for model in models for part in model.devices]
+    return table([("NAME", "DEVICE", "SIZE"), *rows])
 
 
 def size(n_bytes: int) -> str:

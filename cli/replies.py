@@ -2,7 +2,8 @@
 
 Values only. Unknown fields are ignored and missing ones have defaults, so that a newer or older
 daemon, or another server of the same API, can still be read.
-Source: Ollama's native API; `localrun`, `pid`, `slots`, `kv`, `queued` and `state` are ours.
+Source: Ollama's native API; `localrun`, `pid`, `slots`, `kv`, `queued`, `state`, `devices`
+and the whole of `Machine` are ours.
 """
 
 from datetime import datetime
@@ -54,6 +55,13 @@ class Kv(Struct):
     used: int = 0
 
 
+class DevicePart(Struct):
+    """What a model has on one device, in bytes."""
+
+    name: str
+    size: int = 0
+
+
 class LoadedModel(Struct):
     """Sizes are bytes; `queued` counts requests without a slot.
 
@@ -70,12 +78,41 @@ class LoadedModel(Struct):
     kv: Kv | None = None
     queued: int = 0
     state: str = ""
+    devices: tuple[DevicePart, ...] = ()
 
 
 class Loaded(Struct):
     """The answer of `/api/ps`: every model in memory."""
 
     models: list[LoadedModel] = field(default_factory=list)
+
+
+class Device(Struct):
+    """A place for layers; sizes are bytes, free as of now. `endpoint` is its RPC server."""
+
+    name: str
+    kind: str = ""
+    free_bytes: int = 0
+    total_bytes: int = 0
+    description: str = ""
+    endpoint: str = ""
+
+
+class Machine(Struct):
+    """The answer of `/api/devices`; see `localrun.diagnosis.Diagnosis` for what it says."""
+
+    devices: tuple[Device, ...] = ()
+    devices_problem: str = ""
+    unreachable: tuple[str, ...] = ()
+    build: str = ""
+    gpu_backends: tuple[str, ...] | None = None
+    gpu_overhead_bytes: dict[str, int] = field(default_factory=dict)
+    cpu_model: str = ""
+    n_threads: int = 0
+    cpu_reason: str = ""
+    models_folder: str = ""
+    models_problem: str = ""
+    disk_free_bytes: int = 0
 
 
 class Stats(Struct):

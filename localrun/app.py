@@ -12,7 +12,8 @@ import logging.handlers
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,16 +21,21 @@ from typing import Any
 
 import uvicorn
 
-from localrun.core import LoadSpec
+from localrun.diagnosis import diagnose
 from localrun.http.routes import build_app
 from localrun.loopback import is_loopback
-from localrun.placement.fit import Defaults
-from localrun.placement.machine import n_cpus
+from localrun.memory import Device
+from localrun.placement.fit import Defaults, default_max_loaded
+from localrun.placement.layers import usable
+from localrun.placement.machine import gpu_backends, n_cpus
 from localrun.placement.verdicts import Verdicts
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
 from localrun.settings import Settings, cache_folder, models_folder
 from localrun.supervisor.client import RunnerClient
+from localrun.supervisor.devices import DeviceList, list_devices
+from localrun.supervisor.empty import EmptyRunner
+from localrun.supervisor.shares import Shares
 from modelstore.errors import StoreError
 from modelstore.store import Store
 
@@ -50,9 +56,6 @@ _LOG_FILES = 3
 
 # An idle connection of a client's pool; below the usual 90 s of HTTP clients' own limits.
 _KEEP_ALIVE_CONNECTION_S = 75
-
-# Ollama's number for a machine without GPUs.
-_DEFAULT_MAX_LOADED = 3
 
 
 class AddressInUse(Exception):
@@ -82,10 +85,17 @@ class Daemon:
         self.verdicts = Verdicts(cache_folder() / "verdicts.json")
         self.store = Store(models_folder(settings))
         self.residency: Residency[RunnerClient] = Residency(
-            self._launch,
-            max_loaded=settings.max_loaded_models or _DEFAULT_MAX_LOADED,
+            self._spawn,
+            max_loaded=settings.max_loaded_models or default_max_loaded(n_gpus=0),
             max_queue=settings.max_queue,
             keep_alive_s=settings.keep_alive_s,
+        )
+        self.shares = Shares()
+        self.devices = DeviceList(
+            lambda: list_devices(settings.rpc_servers),
+            has_gpus=bool(settings.rpc_servers) or gpu_backends() != (),
+            held=self._held,
+            on_listed=self._allow,
         )
         self.service = InferenceService(
             self.store,
@@ -95,6 +105,7 @@ class Daemon:
                     settings.context_length,
                     settings.num_thread or n_cpus(),
                     n_threads_max=max(settings.num_thread or 0, os.cpu_count() or 1),
+                    gpu_overhead_bytes=settings.gpu_overhead_bytes,
                 ),
                 n_parallel=settings.num_parallel,
                 kv_cache_type=settings.kv_cache_type,
@@ -102,23 +113,38 @@ class Daemon:
                 kv_pool=settings.kv_pool,
                 kv_layout=settings.kv_layout,
                 host_tier_bytes=settings.host_tier_bytes,
+                spreads=settings.sched_spread,
+                rpc_servers=settings.rpc_servers,
                 tpot_target_ms=settings.tpot_target_ms,
                 deterministic=settings.deterministic,
             ),
             self.verdicts,
+            self.devices.get,
         )
         self.is_draining = False
 
-    async def _launch(self, spec: LoadSpec) -> RunnerClient:
-        # The model that is being loaded has an entry too.
-        is_alone = len(self.residency.resident()) <= 1
+    def _held(self) -> Mapping[str, int]:
+        """Bytes that our models have, by device name."""
+        held: Counter[str] = Counter()
+        for resident in self.residency.resident():
+            held.update(resident.info.device_bytes if resident.info else {})
+        return held
+
+    def _allow(self, devices: tuple[Device, ...]) -> None:
+        if self.settings.max_loaded_models is None:
+            self.residency.allow(default_max_loaded(len(usable(devices)[0])))
+
+    async def _spawn(self) -> EmptyRunner:
         loop = asyncio.get_running_loop()
-        return await RunnerClient.launch(
-            spec,
+        return await EmptyRunner.spawn(
             stall_timeout_s=self.settings.load_timeout_s,
-            is_alone=is_alone,
+            # The model that is being loaded has an entry too.
+            is_alone=len(self.residency.resident()) <= 1,
             # On a thread: it writes a file.
-            on_tested=lambda verdict: loop.run_in_executor(None, self.verdicts.keep, spec, verdict),
+            on_tested=lambda spec, found: loop.run_in_executor(
+                None, self.verdicts.keep, spec, found
+            ),
+            on_loaded=self.shares.join,
         )
 
     @asynccontextmanager
@@ -199,6 +225,7 @@ def serve(settings: Settings, log_file: Path | None = None) -> int:
         daemon.service,
         daemon.store,
         settings,
+        diagnose=lambda: diagnose(settings, daemon.devices.renew),
         lifespan=daemon.lifespan,
         is_draining=lambda: daemon.is_draining,
     )

@@ -127,6 +127,11 @@ class Verdict(Struct, frozen=True):
     merges_rows: bool = False
 
 
+def model_key(weights_digest: str, adapter_paths: tuple[str, ...]) -> str:
+    """Identity of what is in memory: the weights and what is applied on top of them."""
+    return "+".join((weights_digest, *adapter_paths))
+
+
 class LoadSpec(Struct, frozen=True):
     """Everything that decides what a runner holds: weights, adapters and load options.
 
@@ -171,8 +176,8 @@ class LoadSpec(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Identity of what is in memory: the weights and what is applied on top of them."""
-        return "+".join((self.weights_digest, *self.adapter_paths))
+        """See `model_key`."""
+        return model_key(self.weights_digest, self.adapter_paths)
 
     def covers(self, wanted: "LoadSpec") -> bool:
         """True when a runner loaded with this spec can serve `wanted` without loading again.
@@ -187,6 +192,7 @@ class LoadSpec(Struct, frozen=True):
             and asked.num_batch in (None, self.n_batch)
             and asked.num_gpu in (None, self.n_gpu_layers)
             and asked.main_gpu in (None, self.main_gpu)
+            and asked.tensor_split in (None, self.tensor_split)
             and asked.use_mmap in (None, self.use_mmap)
             and asked.admission in (None, self.admission)
             and (asked.num_thread in (None, 0) or wanted.n_threads == self.n_threads)
@@ -318,6 +324,8 @@ class Resident(Struct, frozen=True):
     """A model in memory, as `ps` shows it: a copy, never live state.
 
     `expires_at_s` is unix time, infinite for a model that stays. `n_queued` requests have no slot.
+    `info` of a model that is being loaded is what it is planned to hold, None before there is a
+    plan.
     """
 
     key: str

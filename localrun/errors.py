@@ -10,6 +10,7 @@
     ├── QueueFull           too many requests wait; says when to come back
     ├── ShuttingDown        the daemon is going away
     ├── LoadFailed          the model could not be loaded
+    ├── NotEnoughMemory     the model needs more memory than there is, even alone
     ├── EngineFailed        llama.cpp could not evaluate a step
     └── RunnerLost          the runner process died
 
@@ -138,6 +139,35 @@ class LoadFailed(LocalrunError):
     def __str__(self) -> str:
         tail = "; ".join(self.log_tail)
         return f"the model could not be loaded: {self.problem}" + (f" ({tail})" if tail else "")
+
+
+@dataclass(eq=False)
+class NotEnoughMemory(LocalrunError):
+    """A model does not fit, not even with all others gone: bytes by device name.
+
+    `available` is what it could have at most, on the devices where it would take something.
+    """
+
+    needed: dict[str, int]
+    available: dict[str, int]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(
+            f"{_size(n_bytes)} of {_memory(name)} (available: {_size(self.available.get(name, 0))})"
+            for name, n_bytes in self.needed.items()
+        )
+        return (
+            f"the model needs more memory than there is: {sizes}; use a smaller num_ctx, or a "
+            "model that is smaller or quantized further"
+        )
+
+
+def _memory(device: str) -> str:
+    return "RAM" if device == "CPU" else f"{device}'s memory"
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
 
 
 # Not one of llama.cpp's: the forward went well, and its logits are not numbers.

@@ -39,6 +39,7 @@ METRICS: dict[str, Metric] = {
         Metric("kv_cells_free", "gauge", "cells without a token"),
         Metric("kv_cells_used_max", "gauge", "most cells ever used at once"),
         Metric("host_tier_bytes", "gauge", "bytes of KV that wait in RAM outside the pool"),
+        Metric("threads", "gauge", "compute threads, fewer while others use the CPUs"),
         Metric("steps_total", "counter", "scheduling decisions with at least one forward"),
         Metric("step_host_seconds_total", "counter", "time of steps outside of forwards"),
         Metric("prompt_tokens_total", "counter", "tokens of admitted prompts"),

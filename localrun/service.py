@@ -5,8 +5,10 @@ runner that holds it, the runner speaks. Dialects and HTTP stay outside.
 """
 
 import asyncio
+import contextlib
+import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,16 +30,21 @@ from localrun.core import (
     Resident,
     SamplingParams,
     Usage,
+    model_key,
 )
 from localrun.errors import RunnerLost, ShuttingDown, Unsupported
+from localrun.memory import Device
 from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.placement.verdicts import Verdicts
-from localrun.residency.owner import Lease, Residency
+from localrun.residency.entry import Lease
+from localrun.residency.owner import Residency
 from localrun.supervisor.choices import Choices, sampling_of
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.stream import RequestStream
+from modelstore.errors import StoreError
 from modelstore.gguf import Header, read_header
+from modelstore.names import ModelName
 from modelstore.records import Record
 from modelstore.store import Store
 
@@ -73,6 +80,13 @@ class TextService(Protocol):
         """The models in memory."""
         ...
 
+    async def unload_unnamed(self) -> None:
+        """Lets models go to which no name of the store leads any more; to be called after changes.
+
+        Nobody could stop them, and their memory would stay taken.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceDefaults:
@@ -85,8 +99,14 @@ class ServiceDefaults:
     kv_pool: int | None = None
     kv_layout: KvLayout | None = None
     host_tier_bytes: int | None = None
+    spreads: bool = False
+    rpc_servers: tuple[str, ...] = ()
     tpot_target_ms: float | None = None
     deterministic: bool = False
+
+
+async def _no_devices() -> tuple[Device, ...]:
+    return ()
 
 
 class InferenceService:
@@ -98,8 +118,11 @@ class InferenceService:
         residency: Residency[RunnerClient],
         defaults: ServiceDefaults,
         verdicts: Verdicts,
+        devices: Callable[[], Awaitable[tuple[Device, ...]]] = _no_devices,
     ) -> None:
+        """`devices` tells those of the machine; the first call may wait for that."""
         self._store = store
+        self._devices = devices
         self.residency = residency
         self._defaults = defaults
         self._verdicts = verdicts
@@ -110,10 +133,15 @@ class InferenceService:
 
     async def open(self, call: Call) -> Answer:
         """See `TextService.open`."""
+        if not call.prompts and call.keep_alive_s == 0:
+            self.residency.unload(await asyncio.to_thread(self._key_of, call.model))
+            return _single(Done("unload", Usage()))
         began_ns = time.perf_counter_ns()
-        work = await asyncio.to_thread(self._prepare, call)
+        work = await asyncio.to_thread(self._prepare, call, await self._devices())
         if not work.prompts:
-            return await self._load_or_unload(call, work)
+            lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
+            lease.close()
+            return _single(Done("load", Usage()))
         answer = _Answer(self, call, work, began_ns)
         try:
             await answer.begin()
@@ -125,6 +153,12 @@ class InferenceService:
     def resident(self) -> tuple[Resident, ...]:
         """See `TextService.resident`."""
         return self.residency.resident()
+
+    async def unload_unnamed(self) -> None:
+        """See `TextService.unload_unnamed`."""
+        for resident in self.resident():
+            if not await asyncio.to_thread(self._is_named, resident):
+                self.residency.unload(resident.key)
 
     @property
     def n_open(self) -> int:
@@ -138,7 +172,7 @@ class InferenceService:
 
     # ---- before a runner is needed
 
-    def _prepare(self, call: Call) -> "_Work":
+    def _prepare(self, call: Call, devices: tuple[Device, ...]) -> "_Work":
         """Reads files: runs in a worker thread."""
         record = self._store.resolve(call.model)
         if record.model_path is None or record.model_digest is None:
@@ -151,18 +185,20 @@ class InferenceService:
         defaults = {"deterministic": self._defaults.deterministic}
         load_options, sampling = merge([defaults, own, call.options])
         return _Work(
-            self._load_spec(record, header, load_options),
+            self._load_spec(record, header, load_options, devices),
             record.name.display(),
             tuple(_with_model_messages(prompt, call.system, record) for prompt in call.prompts),
             sampling,
             call.template or record.template,
         )
 
-    def _load_spec(self, record: Record, header: Header, asked: LoadOptions) -> LoadSpec:
+    def _load_spec(
+        self, record: Record, header: Header, asked: LoadOptions, devices: tuple[Device, ...]
+    ) -> LoadSpec:
         assert record.model_digest is not None
         defaults = self._defaults
         n_ctx_train = header.arch_int("context_length") or 0
-        placement = place(asked, defaults.placement, n_ctx_train=n_ctx_train)
+        placement = place(asked, defaults.placement, n_ctx_train=n_ctx_train, devices=devices)
         spec = LoadSpec(
             weights_path=str(record.model_path),
             weights_digest=record.model_digest.text,
@@ -174,6 +210,10 @@ class InferenceService:
             n_batch=placement.n_batch,
             n_gpu_layers=placement.n_gpu_layers,
             main_gpu=asked.main_gpu,
+            tensor_split=asked.tensor_split,
+            gpu_overhead_bytes=defaults.placement.gpu_overhead_bytes,
+            spreads=defaults.spreads,
+            rpc_servers=defaults.rpc_servers,
             use_mmap=asked.use_mmap,
             kv_cache_type=defaults.kv_cache_type,
             flash_attention=defaults.flash_attention,
@@ -186,13 +226,22 @@ class InferenceService:
         )
         return msgspec.structs.replace(spec, verdict=self._verdicts.find(spec))
 
-    async def _load_or_unload(self, call: Call, work: "_Work") -> Answer:
-        if call.keep_alive_s == 0:
-            self.residency.unload(work.spec.key)
-            return _single(Done("unload", Usage()))
-        lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
-        lease.close()
-        return _single(Done("load", Usage()))
+    def _key_of(self, name: str | ModelName) -> str:
+        """What is in memory when this model is. Reads files, but not those of the weights."""
+        record = self._store.resolve(name)
+        digest = record.model_digest.text if record.model_digest else ""
+        return model_key(digest, tuple(str(path) for path in record.adapter_paths))
+
+    def _is_named(self, resident: Resident) -> bool:
+        """Reads files."""
+        names: Iterator[str | ModelName] = itertools.chain(
+            [resident.model], (listing.name for listing in self._store.list())
+        )
+        for name in names:
+            with contextlib.suppress(StoreError):
+                if self._key_of(name) == resident.key:
+                    return True
+        return False
 
 
 class _Answer:

@@ -6,8 +6,9 @@ sentence that names the variable. `SETTINGS` also produces `serve --help` and th
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
@@ -47,6 +48,9 @@ class Settings:
     kv_layout: KvLayout | None = None
     host_tier_bytes: int | None = None
     flash_attention: bool | None = None
+    gpu_overhead_bytes: dict[str, int] = field(default_factory=dict)
+    sched_spread: bool = False
+    rpc_servers: tuple[str, ...] = ()
     tpot_target_ms: float | None = None
     deterministic: bool = False
     load_timeout_s: float = 300.0
@@ -170,6 +174,38 @@ def parse_host(text: str) -> tuple[str, int]:
     return host, default_port if port is None else port
 
 
+def parse_overheads(text: str) -> dict[str, int]:
+    """Bytes by device name of `1GiB` or `CUDA0=2GiB,RPC0=20GiB`; the empty name means all others.
+
+    Raises ValueError with a sentence.
+    """
+    overheads: dict[str, int] = {}
+    for part in _list(text):
+        device, separator, size = part.rpartition("=")
+        device = device.strip()
+        if separator and not device:
+            raise ValueError(f"`{part}` names no device; write CUDA0=2GiB")
+        if device in overheads:
+            raise ValueError(f"there are two sizes for {device or 'all devices'}; give one")
+        overheads[device] = parse_size_bytes(size)
+    return overheads
+
+
+def parse_rpc_servers(text: str) -> tuple[str, ...]:
+    """Servers of `host:port,host:port`. Raises ValueError with a sentence."""
+    servers = _list(text)
+    for server in servers:
+        host, _, port = server.rpartition(":")
+        # llama.cpp takes what follows the first colon for the port and ends the process when that
+        # is no number, so an IPv6 address cannot be written.
+        is_host = bool(host) and not re.search(r"[\s:/@\[\]]", host)
+        if not is_host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"`{server}` is not host:port, with a name or an IPv4 address")
+    if len(set(servers)) < len(servers):
+        raise ValueError(f"`{text}` names a server twice")
+    return servers
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "HOST",
@@ -199,8 +235,8 @@ SETTINGS: tuple[Setting, ...] = (
         "MAX_LOADED_MODELS",
         ("max_loaded_models",),
         _auto_count,
-        "3",
-        "models in memory at once",
+        "3 for each GPU",
+        "models in memory at once; without a GPU 3",
         bare=True,
     ),
     Setting(
@@ -215,8 +251,9 @@ SETTINGS: tuple[Setting, ...] = (
         "CONTEXT_LENGTH",
         ("context_length",),
         _auto_count,
-        "4096",
-        "tokens of a sequence unless the model or request says otherwise",
+        "by GPU memory",
+        "tokens of a sequence unless the model or request says otherwise: 4096, from 23 GiB of "
+        "GPU memory 32768, from 47 GiB 262144",
     ),
     Setting(
         "KV_CACHE_TYPE",
@@ -255,6 +292,29 @@ SETTINGS: tuple[Setting, ...] = (
         _auto(parse_switch),
         "auto",
         "flash attention: 1, 0 or auto",
+    ),
+    Setting(
+        "GPU_OVERHEAD",
+        ("gpu_overhead_bytes",),
+        parse_overheads,
+        "0",
+        "memory of each GPU that no model gets, such as 1GiB, or CUDA0=2GiB,RPC0=20GiB",
+    ),
+    Setting(
+        "SCHED_SPREAD",
+        ("sched_spread",),
+        parse_switch,
+        "0",
+        "spread every model over all GPUs, also one that fits one of them",
+    ),
+    Setting(
+        "RPC_SERVERS",
+        ("rpc_servers",),
+        parse_rpc_servers,
+        "",
+        "host:port of llama.cpp's RPC servers, comma separated, whose memory models may use; in "
+        "trusted networks only",
+        ollama=False,
     ),
     Setting(
         "TPOT_TARGET_MS",

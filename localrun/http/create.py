@@ -18,6 +18,7 @@ from localrun.http.progress import ProgressResponse
 from localrun.http.threads import ChunksToThread, StepsInThread
 from localrun.loopback import is_loopback
 from localrun.options import check_options
+from localrun.service import TextService
 from localrun.wire.native_models import CreateModel, decode_create
 from modelstore.create import CreateRequest, create
 from modelstore.digest import Digest
@@ -32,7 +33,8 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 class CreateApi:
     """`/api/blobs` and `/api/create`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, service: TextService, store: Store) -> None:
+        self._service = service
         self._store = store
         self._jobs = ThreadPoolExecutor(_N_JOBS, thread_name_prefix="store")
 
@@ -56,7 +58,11 @@ class CreateApi:
             _create_request(wanted, is_local=_is_local(request)),
             check_parameters=check_parameters,
         )
-        return ProgressResponse(StepsInThread(self._jobs, steps), stream=wanted.stream)
+        return ProgressResponse(
+            StepsInThread(self._jobs, steps),
+            stream=wanted.stream,
+            on_end=self._service.unload_unnamed,
+        )
 
     async def _ingest(self, request: Request, digest: Digest) -> bool:
         chunks = ChunksToThread()

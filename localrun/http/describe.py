@@ -13,9 +13,11 @@ from pathlib import Path
 from msgspec import UNSET
 
 from localrun.core import Resident, RunnerInfo, RunnerStats
+from localrun.memory import CPU
 from localrun.wire.native_models import (
     Description,
     Details,
+    DevicePart,
     InstalledModel,
     Kv,
     RunningModel,
@@ -95,6 +97,7 @@ class Describer:
     def _row(self, resident: Resident, now_s: float) -> RunningModel:
         record = self._record(resident.model)
         info = resident.info
+        loaded = info if resident.state != "loading" else None
         return RunningModel(
             name=resident.model,
             model=resident.model,
@@ -107,8 +110,9 @@ class Describer:
             slots=Slots(info.n_slots if info else 0, resident.n_busy),
             queued=resident.n_queued,
             state=resident.state,
-            layout=info.layout if info else UNSET,
-            kv=_kv(info, resident.stats) if info else UNSET,
+            layout=loaded.layout if loaded else UNSET,
+            kv=_kv(loaded, resident.stats) if loaded else UNSET,
+            devices=_parts(info) if info else UNSET,
         )
 
     def _record(self, name: str) -> Record | None:
@@ -154,6 +158,12 @@ def _header(path: Path | None, arrays: bool) -> Header | None:
     except StoreError as error:
         _log.warning("a model cannot be described in full: %s", error)
         return None
+
+
+def _parts(info: RunnerInfo) -> tuple[DevicePart, ...]:
+    """What lies where, RAM first."""
+    by_name = sorted(info.device_bytes.items(), key=lambda part: (part[0] != CPU, part[0]))
+    return tuple(DevicePart(name, n_bytes) for name, n_bytes in by_name)
 
 
 def _kv(info: RunnerInfo, stats: RunnerStats | None) -> Kv:

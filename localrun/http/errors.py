@@ -74,6 +74,8 @@ TABLE: dict[type[Exception], Row] = {
     ours.TemplateTimeout: Row(500, code="template_timeout"),
     ours.QueueFull: Row(503, code="queue_full"),
     ours.ShuttingDown: Row(503, code="shutting_down"),
+    # As Ollama. Not 503: to come back later does not help.
+    ours.NotEnoughMemory: Row(500, code="not_enough_memory"),
     ours.LoadFailed: Row(500, code="load_failed", from_engine=True),
     ours.EngineFailed: Row(500, code="engine_failed"),
     ours.RunnerLost: Row(500, code="runner_lost", from_engine=True),

@@ -70,11 +70,15 @@ class ModelsApi:
         return _json(encode_description(description))
 
     async def delete(self, request: Request) -> Response:
-        """Raises BadRequest, ModelNotFound, StoreBusy, StoreNotWritable. Unloads nothing."""
+        """A model that is loaded goes when its answers have ended, unless it has another name.
+
+        Raises BadRequest, ModelNotFound, StoreBusy, StoreNotWritable.
+        """
         model = decode_delete(await request.body())
         name = _parsed(model, "name")
         with as_sent(model):
             await asyncio.to_thread(self._store.delete, name)
+        await self._service.unload_unnamed()
         return Response()
 
     async def copy(self, request: Request) -> Response:
@@ -83,6 +87,7 @@ class ModelsApi:
         names = _parsed(source, "source"), _parsed(destination, "destination")
         with as_sent(source):
             await asyncio.to_thread(self._store.copy, *names)
+        await self._service.unload_unnamed()
         return Response()
 
 

@@ -6,6 +6,7 @@ is the last line of the stream. A client that leaves ends the operation.
 
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,17 +23,29 @@ _log = logging.getLogger(__name__)
 
 
 class ProgressResponse:
-    """Sends each step as a line, or only the last one as an object when `stream` is unset."""
+    """Sends each step as a line, or only the last one as an object when `stream` is unset.
+
+    `on_end` is called when the operation has ended, whatever came of it.
+    """
 
     def __init__(
-        self, steps: StepsInThread[Progress], *, stream: bool, stall_s: float = READER_STALL_S
+        self,
+        steps: StepsInThread[Progress],
+        *,
+        stream: bool,
+        on_end: Callable[[], Awaitable[None]],
+        stall_s: float = READER_STALL_S,
     ) -> None:
         self._steps = steps
         self._stream = stream
+        self._on_end = on_end
         self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._serve(scope, receive, send))
+        try:
+            await while_connected(receive, self._serve(scope, receive, send))
+        finally:
+            await self._on_end()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._steps):

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from localrun.http.create import CreateApi
 from localrun.http.errors import error_response
 from localrun.http.guard import Guard, Limits, dialect_of
+from localrun.http.machine import Diagnose, MachineApi
 from localrun.http.models import ModelsApi
 from localrun.http.native import NativeApi
 from localrun.http.openai import OpenAIApi
@@ -30,10 +31,11 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 
 
-def table(service: TextService, store: Store) -> list[tuple[str, str, Handler]]:
+def table(service: TextService, store: Store, diagnose: Diagnose) -> list[tuple[str, str, Handler]]:
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
-    models, making = ModelsApi(service, store), CreateApi(store)
+    models, making = ModelsApi(service, store), CreateApi(service, store)
+    machine = MachineApi(diagnose)
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),
@@ -41,6 +43,7 @@ def table(service: TextService, store: Store) -> list[tuple[str, str, Handler]]:
         ("GET", "/api/version", models.version),
         ("GET", "/api/tags", models.tags),
         ("GET", "/api/ps", models.ps),
+        ("GET", "/api/devices", machine.devices),
         ("POST", "/api/show", models.show),
         ("POST", "/api/generate", native.generate),
         ("POST", "/api/chat", native.chat),
@@ -60,6 +63,7 @@ def build_app(
     store: Store,
     settings: Settings,
     *,
+    diagnose: Diagnose,
     lifespan: Lifespan | None = None,
     is_draining: Callable[[], bool] = lambda: False,
     limits: Limits | None = None,
@@ -70,7 +74,7 @@ def build_app(
     """
     routes = [
         _Route(path, _Endpoint(handler), methods=methods.split())
-        for methods, path, handler in table(service, store)
+        for methods, path, handler in table(service, store, diagnose)
     ]
     # A bare router: Starlette's own middleware wraps `send` twice for errors that never get there.
     app = Router(routes, default=_not_found, lifespan=lifespan)

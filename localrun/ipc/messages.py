@@ -76,7 +76,17 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     id: int
 
 
-ToRunner = ListDevices | MakePlan | Load | Submit | Cancel
+class Share(Struct, frozen=True, tag="share"):
+    """The CPUs are shared: `n_active` runners have requests now, the receiver among them.
+
+    `siblings` are the process ids of all other loaded runners. Sent to active runners only.
+    """
+
+    n_active: int
+    siblings: tuple[int, ...] = ()
+
+
+ToRunner = ListDevices | MakePlan | Load | Submit | Cancel | Share
 
 # ---- read by the daemon
 

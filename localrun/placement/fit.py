@@ -1,15 +1,24 @@
-"""Where a model goes and how large its context is. Pure.
+"""What a load is made with before anything is measured: window, batch, threads. Pure.
 
-Decides what a machine without GPUs has to decide, the window and the threads; what llama.cpp puts
-on GPUs is left to the request's `num_gpu`, or to llama.cpp, which takes every layer that it can.
+Also how much the machine's GPUs change of that. Which layers go where is for the runner to say,
+which measures (`placement.layers`); `num_gpu` of a request is handed on to it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from localrun.core import DEFAULT_N_BATCH, LoadOptions
+from localrun.memory import Device
+from localrun.placement.layers import overhead_of, usable
 
-# Ollama's window for machines with less than 23 GiB of GPU memory.
-DEFAULT_N_CTX = 4096
+_GIB = 1 << 30
+
+# Tokens of a window by memory of all GPUs, as in Ollama: the cards have 24 and 48 GiB, a little
+# less of which is reported.
+_N_CTX_BY_GPU_BYTES = ((47 * _GIB, 262_144), (23 * _GIB, 32_768), (0, 4096))
+
+# Models in memory for each GPU, and on a machine without one. Ollama's number.
+_MAX_LOADED_PER_GPU = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,7 @@ class Defaults:
     n_threads: int
     n_threads_max: int
     n_batch: int = DEFAULT_N_BATCH
+    gpu_overhead_bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +45,40 @@ class Placement:
     n_gpu_layers: int
 
 
-def place(options: LoadOptions, defaults: Defaults, *, n_ctx_train: int) -> Placement:
+def usable_bytes(gpus: Iterable[Device], overheads: Mapping[str, int]) -> int:
+    """Memory of `gpus` altogether, without what the user keeps free."""
+    return sum(max(0, gpu.total_bytes - overhead_of(gpu, overheads)) for gpu in gpus)
+
+
+def default_n_ctx(gpu_bytes: int) -> int:
+    """Tokens of a window that nobody asked for, with so much memory of all GPUs together.
+
+    Source: Ollama, which also counts the total rather than what is free just now.
+    """
+    return next(n_ctx for least, n_ctx in _N_CTX_BY_GPU_BYTES if gpu_bytes >= least)
+
+
+def default_max_loaded(n_gpus: int) -> int:
+    """Models in memory at once unless a setting says otherwise."""
+    return _MAX_LOADED_PER_GPU * max(1, n_gpus)
+
+
+def place(
+    options: LoadOptions,
+    defaults: Defaults,
+    *,
+    n_ctx_train: int,
+    devices: Sequence[Device] = (),
+) -> Placement:
     """The placement of a model that was trained on windows of `n_ctx_train` (0: not known).
 
     A window never exceeds the trained one, whoever asked for it: what lies beyond is noise.
+    `devices` are those of the machine.
     """
-    n_ctx = options.num_ctx or defaults.n_ctx or DEFAULT_N_CTX
+    n_ctx = options.num_ctx or defaults.n_ctx
+    if not n_ctx:
+        gpus, _ = usable(devices)
+        n_ctx = default_n_ctx(usable_bytes(gpus, defaults.gpu_overhead_bytes))
     return Placement(
         n_ctx=min(n_ctx, n_ctx_train) if n_ctx_train else n_ctx,
         n_batch=options.num_batch or defaults.n_batch,

@@ -1,24 +1,72 @@
-"""What this machine offers a model: CPUs, for now. The one file of the room that looks around.
+"""What this machine offers a model: CPUs, and what llama.cpp was built for.
+
+The one file of the room that looks around.
 
 Source: cgroups(7); the kernel's cgroup-v2.rst and sched-bwc.rst.
 """
 
+import importlib.util
 import os
 import platform
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+import re
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
-_PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
+from localrun.cgroups import CGROUPS, PROC, folders
+
+_PROC = PROC
+_CGROUPS = CGROUPS
+
+_BACKEND = re.compile(r"libggml-([a-z0-9]+)")
+# Libraries of llama.cpp that compute on the CPU, elsewhere, or not at all.
+_NO_GPU = {"base", "cpu", "blas", "rpc"}
 
 
-def n_cpus() -> int:
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """`n` CPUs are worth a compute thread; `reason` says why, in words."""
+
+    n: int
+    reason: str
+
+
+def cpus() -> Cpus:
     """CPUs worth a compute thread: physical cores, cut by affinity and by the cgroup's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     physical = psutil.cpu_count(logical=False) or allowed or 1
-    return max(1, min(physical, allowed or physical, _quota(_PROC, _CGROUPS) or physical))
+    # The first of the smallest counts.
+    return min(
+        (
+            Cpus(physical, "physical cores"),
+            Cpus(allowed or physical, "processors that this process may run on"),
+            Cpus(_quota(_PROC, _CGROUPS) or physical, "processors in the CPU quota of the cgroup"),
+        ),
+        key=lambda cpus: cpus.n,
+    )
+
+
+def n_cpus() -> int:
+    """The number of `cpus`."""
+    return cpus().n
+
+
+def gpu_backends(folder: Path | None = None) -> tuple[str, ...] | None:
+    """GPUs that the installed llama.cpp was built for (`cuda`, `vulkan`, …), sorted.
+
+    None when that cannot be told from its files. Nothing is loaded: each backend is a library of
+    its own, `libggml-cuda.so`.
+    """
+    if folder is None:
+        found = importlib.util.find_spec("llama_cpp")
+        if found is None or not found.submodule_search_locations:
+            return None
+        folder = Path(found.submodule_search_locations[0]) / "lib"
+    names = {match[1] for path in folder.glob("libggml*") if (match := _BACKEND.match(path.name))}
+    if "base" not in names:
+        return None
+    return tuple(sorted(names - _NO_GPU))
 
 
 def cpu_model(proc: Path = _PROC) -> str:
@@ -33,32 +81,8 @@ def cpu_model(proc: Path = _PROC) -> str:
 
 def _quota(proc: Path, root: Path) -> int | None:
     """Whole CPUs that our cgroup and all above it grant, at least one; None without a quota."""
-    quotas = [quota for folder in _folders(proc, root) if (quota := _quota_of(folder))]
+    quotas = [quota for folder in folders("cpu", proc, root) if (quota := _quota_of(folder))]
     return max(1, int(min(quotas))) if quotas else None
-
-
-def _folders(proc: Path, root: Path) -> Iterator[Path]:
-    """The folders of our cgroup and of those above it, in v2 and in v1's cpu controller."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    yield root
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # A container sees its own cgroup as the root of the file system, and may still be told
-        # the host's path, which leads nowhere here; outside of its namespace it begins with `..`.
-        parts = () if ".." in path else PurePosixPath(path).parts[1:]
-        if not controllers:
-            hierarchies = [root, root / "unified"]
-        elif "cpu" in controllers.split(","):
-            hierarchies = [root / "cpu", root / controllers]
-        else:
-            continue
-        for folder in hierarchies:
-            yield folder
-            for depth in range(len(parts)):
-                yield folder.joinpath(*parts[: depth + 1])
 
 
 def _quota_of(folder: Path) -> float | None:

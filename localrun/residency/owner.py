@@ -3,105 +3,36 @@
 A single task handles events, one at a time and without awaiting anything in between; loads and
 unloads run in tasks of their own and come back as events. What others see is a copy. A model
 that must go is `stopping`: it takes no new leases, ends when its last one does, and requests for
-it wait for the next load.
+it wait for the next load. One model is loaded at a time, so that its plan stays true.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from localrun.core import LoadSpec, Resident, RunnerInfo, RunnerStats
-from localrun.errors import LoadFailed, LocalrunError, ShuttingDown
+from localrun.core import LoadSpec, Resident
+from localrun.errors import LoadFailed, LocalrunError, NotEnoughMemory, ShuttingDown
+from localrun.memory import Plan
+from localrun.residency.clock import Time
+from localrun.residency.entry import EmptyRunner, Entry, Lease, R
 from localrun.residency.keep_alive import effective_s, next_expiry_s
-from localrun.residency.policy import Evict, Held, Start, State, Use, decide
+from localrun.residency.memory import Returning, not_enough, returning, total
+from localrun.residency.policy import Evict, Load, Refuse, Start, Use, Wait, admit, decide
 from localrun.residency.queue import Limit, Waiter, WaitingLine
 from localrun.units import FOREVER
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-class Runner(Protocol):
-    """A loaded model, as far as residency cares."""
+# How often a plan is made anew while a GPU gives memory back, which it does not announce.
+_RETURN_POLL_S = 0.25
 
-    @property
-    def info(self) -> RunnerInfo:
-        """What it holds."""
-        ...
-
-    @property
-    def stats(self) -> RunnerStats | None:
-        """What it has counted, as of late; None until it has said so."""
-        ...
-
-    @property
-    def n_running(self) -> int:
-        """Sequences that have a slot now."""
-        ...
-
-    @property
-    def is_lost(self) -> bool:
-        """True once the process has ended."""
-        ...
-
-    async def wait_lost(self) -> None:
-        """Returns when the process has ended."""
-        ...
-
-    async def close(self) -> None:
-        """Ends the process. Idempotent."""
-        ...
-
-
-R = TypeVar("R", bound=Runner)
-
-
-@dataclass(eq=False)
-class _Entry(Generic[R]):
-    """A model in memory, or on its way in or out. Written by the owner task only."""
-
-    spec: LoadSpec
-    model: str
-    keep_alive_s: float
-    state: State = "loading"
-    runner: R | None = None
-    n_leases: int = 0
-    last_used_s: float = 0.0
-
-    @property
-    def expires_s(self) -> float:
-        """When an idle model is to go, on the owner's clock; `FOREVER` while it is in use."""
-        if self.state != "ready" or self.n_leases:
-            return FOREVER
-        return self.last_used_s + self.keep_alive_s
-
-    @property
-    def n_slots(self) -> int:
-        return self.runner.info.n_slots if self.runner else 0
-
-    @property
-    def n_without_slot(self) -> int:
-        return max(0, self.n_leases - self.n_slots)
-
-    def held(self) -> Held:
-        """What the policy sees."""
-        return Held(self.spec, self.state, self.n_leases, self.keep_alive_s, self.last_used_s)
-
-
-class Lease(Generic[R]):
-    """The right to use a ready runner. Close it exactly when the request is over."""
-
-    def __init__(self, runner: R, release: Callable[[], None]) -> None:
-        self.runner = runner
-        self._release: Callable[[], None] | None = release
-
-    def close(self) -> None:
-        """Gives the lease back. Idempotent."""
-        if self._release is not None:
-            self._release()
-            self._release = None
+# asyncio's timers stand still while the machine sleeps; after that a model whose time is up stays
+# at most this much longer.
+_RECHECK_S = 30.0
 
 
 class Residency(Generic[R]):
@@ -109,22 +40,21 @@ class Residency(Generic[R]):
 
     def __init__(
         self,
-        launch: Callable[[LoadSpec], Awaitable[R]],
+        spawn: Callable[[], Awaitable[EmptyRunner[R]]],
         *,
         max_loaded: int,
         max_queue: int,
         keep_alive_s: float,
-        clock_s: Callable[[], float] = time.monotonic,
-        wall_s: Callable[[], float] = time.time,
+        time: Time | None = None,
     ) -> None:
-        self._launch = launch
+        self._spawn_runner = spawn
         self._max_loaded = max_loaded
         self._default_keep_alive_s = keep_alive_s
-        self._clock_s = clock_s
-        self._wall_s = wall_s
+        self._time = time or Time()
         self._limit = Limit(max_queue)
         self._events: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
-        self._entries: dict[str, _Entry[R]] = {}
+        self._entries: dict[str, Entry[R]] = {}
+        self._returning: Returning | None = None
         self._line: WaitingLine[Lease[R]] = WaitingLine()
         self._effects: set[asyncio.Task[None]] = set()
         self._is_closing = False
@@ -135,7 +65,7 @@ class Residency(Generic[R]):
         """A lease on a runner that holds `spec`, loading it if need be.
 
         A caller that is cancelled leaves the line; a load that has begun goes on without it.
-        Raises QueueFull, LoadFailed, ShuttingDown.
+        Raises QueueFull, LoadFailed, NotEnoughMemory, ShuttingDown.
         """
         future: asyncio.Future[Lease[R]] = asyncio.get_running_loop().create_future()
         waiter = Waiter(spec, model, keep_alive_s, future)
@@ -148,8 +78,19 @@ class Residency(Generic[R]):
             raise
 
     def unload(self, key: str) -> None:
-        """Lets the model go as soon as nobody uses it; a model that is not loaded is no error."""
-        self._post(lambda: self._let_go(key))
+        """Lets the model go as soon as nobody uses it; a model that is not loaded is no error.
+
+        A load under way ends at once, and those who wait for it get LoadFailed.
+        """
+        self._post(lambda: self._unload(key))
+
+    def allow(self, max_loaded: int) -> None:
+        """Lets so many models be in memory at once from now on. None has to go for it."""
+
+        def apply() -> None:
+            self._max_loaded = max_loaded
+
+        self._post(apply)
 
     def resident(self) -> tuple[Resident, ...]:
         """The models in memory, the one that stays longest first."""
@@ -169,9 +110,17 @@ class Residency(Generic[R]):
 
     async def close(self) -> None:
         """Ends every runner, loaded or loading. Called after the owner task has ended."""
+        self._is_closing = True
+        await self._cancel_effects()
+        # What they have still posted, such as a model that was loaded a moment ago.
+        while not self._events.empty():
+            self._events.get_nowait()()
         self._refuse_line()
         runners = [entry.runner for entry in self._entries.values() if entry.runner]
         await asyncio.gather(*(runner.close() for runner in runners), return_exceptions=True)
+        await self._cancel_effects()
+
+    async def _cancel_effects(self) -> None:
         for effect in self._effects:
             effect.cancel()
         await asyncio.gather(*self._effects, return_exceptions=True)
@@ -186,12 +135,29 @@ class Residency(Generic[R]):
     def _post(self, apply: Callable[[], None]) -> None:
         self._events.put_nowait(apply)
 
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """What `question` returns or raises as an event of the owner task."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def apply() -> None:
+            try:
+                result = question()
+            except LocalrunError as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)
+
+        self._post(lambda: None if answer.done() else apply())
+        return await answer
+
     async def _apply_next(self) -> None:
         """Applies the next event, or returns when a model's time is up."""
-        wait_s = next_expiry_s(e.expires_s for e in self._entries.values()) - self._clock_s()
+        expiry_s = next_expiry_s(e.expires_s for e in self._entries.values())
+        wait_s = min(max(0.0, expiry_s - self._time.elapsed_s()), _RECHECK_S)
         try:
-            # asyncio refuses infinity; a day is as good.
-            event = await asyncio.wait_for(self._events.get(), min(max(0.0, wait_s), 86400.0))
+            event = await asyncio.wait_for(
+                self._events.get(), None if expiry_s == FOREVER else wait_s
+            )
         except TimeoutError:
             return
         event()
@@ -217,23 +183,24 @@ class Residency(Generic[R]):
         self._serve_line()
 
     def _drop_lost(self) -> None:
-        for entry in list(self._entries.values()):
-            if entry.runner is not None and entry.runner.is_lost:
-                self._remove(entry)
+        """No lease on a dead runner; its entry goes when the process is reaped."""
+        for entry in self._entries.values():
+            if entry.state == "ready" and entry.runner is not None and entry.runner.is_lost:
+                entry.state = "stopping"
 
     def _serve_line(self) -> None:
         """Grants what can be granted, starts and evicts for the others, in order of arrival."""
         self._line.drop_left()
         has_room_to_make = True
         for waiter in self._line:
-            held = [entry.held() for entry in self._entries.values()]
+            held = [entry.as_held() for entry in self._entries.values()]
             match decide(waiter.spec, held, self._max_loaded):
                 case Use():
                     self._grant(waiter)
                 case Start() if has_room_to_make:
                     self._start(waiter)
                 case Evict(key=key) if has_room_to_make:
-                    self._let_go(key)
+                    self._evict(key, waiter.model)
                     # The room that becomes free belongs to this one, not to who stands behind.
                     has_room_to_make = False
                 case _:
@@ -247,104 +214,195 @@ class Residency(Generic[R]):
         entry.keep_alive_s = effective_s(
             waiter.keep_alive_s, entry.keep_alive_s, self._default_keep_alive_s
         )
-        began_s = self._clock_s()
+        began_s = self._time.elapsed_s()
         waiter.grant(
             Lease(entry.runner, lambda: self._post(lambda: self._end_lease(entry, began_s)))
         )
 
-    def _end_lease(self, entry: _Entry[R], began_s: float) -> None:
-        now_s = self._clock_s()
+    def _end_lease(self, entry: Entry[R], began_s: float) -> None:
+        now_s = self._time.elapsed_s()
         self._limit.observe(now_s - began_s)
         entry.n_leases -= 1
         entry.last_used_s = now_s
-        if entry.state == "stopping" and entry.n_leases == 0:
+        is_held = self._entries.get(entry.spec.key) is entry
+        if is_held and entry.state == "stopping" and entry.n_leases == 0:
             self._stop(entry)
 
     def _expire(self) -> None:
-        now_s = self._clock_s()
+        now_s = self._time.elapsed_s()
         for entry in list(self._entries.values()):
             if entry.expires_s <= now_s:
-                self._let_go(entry.spec.key)
+                self._let_go(entry)
 
-    # ---- loading and unloading
+    # ---- loading
 
     def _start(self, waiter: Waiter[Lease[R]]) -> None:
         spec = waiter.spec
         keep_alive_s = effective_s(waiter.keep_alive_s, None, self._default_keep_alive_s)
-        entry: _Entry[R] = _Entry(spec, waiter.model, keep_alive_s)
+        entry: Entry[R] = Entry(spec, waiter.model, keep_alive_s)
         self._entries[spec.key] = entry
         _log.info("loading %s: window %d, threads %d", waiter.model, spec.n_ctx, spec.n_threads)
-        self._spawn(self._load(entry), f"load {spec.key}")
+        entry.loading = self._spawn(self._bring_in(entry), f"load {spec.key}")
 
-    async def _load(self, entry: _Entry[R]) -> None:
+    async def _bring_in(self, entry: Entry[R]) -> None:
         try:
-            runner = await self._launch(entry.spec)
+            runner = await self._load(entry)
+        except asyncio.CancelledError:
+            self._post(lambda: self._remove(entry))
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             failure = _load_failure(error)
             self._post(lambda: self._not_loaded(entry, failure))
-            return
-        self._post(lambda: self._loaded(entry, runner))
-        await runner.wait_lost()
-        self._post(lambda: self._remove(entry))
+        else:
+            self._post(lambda: self._loaded(entry, runner))
 
-    def _loaded(self, entry: _Entry[R], runner: R) -> None:
+    async def _load(self, entry: Entry[R]) -> R:
+        """The loaded runner, once there is room for it; at any other end no process is left."""
+        empty = await self._spawn_runner()
+        try:
+            while True:
+                held = await self._ask(partial(self._held_beside, entry))
+                plan = await empty.plan(entry.spec, held)
+                if await self._ask(partial(self._may_load, entry, plan)):
+                    return await empty.load(entry.spec, plan.split)
+                if self._returning is None:
+                    await entry.changed.wait()
+                else:
+                    await self._time.pause(_RETURN_POLL_S)
+        except BaseException:
+            await empty.close()
+            raise
+
+    def _held_beside(self, entry: Entry[R]) -> Mapping[str, int]:
+        """What a plan for `entry` must know of all others: it is true until `entry.changed`."""
+        entry.changed.clear()
+        others = [e.device_bytes for e in self._entries.values() if e is not entry]
+        entry.held = total([*others, self._returning.held if self._returning else {}])
+        return entry.held
+
+    def _may_load(self, entry: Entry[R], plan: Plan) -> bool:
+        """True when `plan` may be carried out; else makes room. Raises NotEnoughMemory."""
+        entry.plan = plan
+        if self._returning and self._returning.is_over(plan.available, self._time.elapsed_s()):
+            self._returning = None
+            entry.changed.set()
+        others = [e.as_held() for e in self._entries.values() if e is not entry]
+        is_current = self._returning is None and not entry.changed.is_set()
+        match admit(plan, others, is_current=is_current):
+            case Load():
+                _log.info("%s: %s", entry.model, "; ".join(plan.reasons) or "it fits")
+                entry.is_allocating = True
+                return True
+            case Refuse():
+                raise not_enough(plan, entry.held)
+            case Evict(key=key):
+                self._evict(key, entry.model)
+            case Wait():
+                pass
+        return False
+
+    def _loaded(self, entry: Entry[R], runner: R) -> None:
         entry.runner = runner
-        entry.last_used_s = self._clock_s()
+        entry.last_used_s = self._time.elapsed_s()
+        self._spawn(self._watch(entry, runner), f"watch {entry.spec.key}")
         if entry.state == "loading":
             entry.state = "ready"
+            # At once: a stop that comes now is for a model in use, whose answers end first.
+            self._serve_line()
         else:
             self._stop(entry)
 
-    def _not_loaded(self, entry: _Entry[R], error: LocalrunError) -> None:
+    async def _watch(self, entry: Entry[R], runner: R) -> None:
+        await runner.wait_lost()
+        self._post(lambda: self._remove(entry))
+
+    def _not_loaded(self, entry: Entry[R], error: LocalrunError) -> None:
         _log.warning("loading %s failed: %s", entry.model, error)
         self._remove(entry)
         for waiter in self._line:
-            if waiter.spec.key == entry.spec.key:
-                self._line.leave(waiter)
-                waiter.refuse(error)
+            is_same = waiter.spec == entry.spec
+            # Who asks for less than what did not fit may have more luck.
+            if is_same or not isinstance(error, NotEnoughMemory):
+                self._refuse(waiter, entry, error)
 
-    def _let_go(self, key: str) -> None:
+    def _refuse(self, waiter: Waiter[Lease[R]], entry: Entry[R], error: LocalrunError) -> None:
+        if waiter.spec.key == entry.spec.key:
+            self._line.leave(waiter)
+            waiter.refuse(error)
+
+    # ---- unloading
+
+    def _unload(self, key: str) -> None:
         entry = self._entries.get(key)
-        if entry is None or entry.state == "stopping":
+        if entry is None:
+            return
+        if entry.state == "loading":
+            for waiter in self._line:
+                self._refuse(waiter, entry, LoadFailed("it was stopped before it was loaded"))
+        self._let_go(entry)
+
+    def _evict(self, key: str, wanted: str) -> None:
+        entry = self._entries[key]
+        if entry.keep_alive_s == FOREVER:
+            _log.warning("%s was to stay for ever, but %s needs its place", entry.model, wanted)
+        else:
+            _log.info("%s makes room for %s", entry.model, wanted)
+        self._let_go(entry)
+
+    def _let_go(self, entry: Entry[R]) -> None:
+        if entry.state == "stopping":
             return
         was_ready = entry.state == "ready"
         entry.state = "stopping"
         if was_ready and entry.n_leases == 0:
             self._stop(entry)
+        elif not was_ready and entry.loading is not None:
+            # In vain if it has just ended: then `_loaded` finds that the model is to stop.
+            entry.loading.cancel()
 
-    def _stop(self, entry: _Entry[R]) -> None:
+    def _stop(self, entry: Entry[R]) -> None:
         assert entry.runner is not None
         _log.info("unloading %s", entry.model)
         self._spawn(entry.runner.close(), f"stop {entry.spec.key}")
 
-    def _remove(self, entry: _Entry[R]) -> None:
-        # A lost runner may have been replaced already by a new load of the same model.
-        if self._entries.get(entry.spec.key) is entry:
-            del self._entries[entry.spec.key]
+    def _remove(self, entry: Entry[R]) -> None:
+        """Its process is gone."""
+        if self._entries.get(entry.spec.key) is not entry:
+            return
+        del self._entries[entry.spec.key]
+        coming = next((e for e in self._entries.values() if e.state == "loading"), None)
+        before = coming.plan.available if coming and coming.plan else None
+        now_s = self._time.elapsed_s()
+        self._returning = returning(self._returning, entry.device_bytes, before, now_s)
+        if coming:
+            coming.changed.set()
 
     def _refuse_line(self) -> None:
         for waiter in self._line:
             self._line.leave(waiter)
             waiter.refuse(ShuttingDown())
 
-    def _spawn(self, effect: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, effect: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
         task = asyncio.create_task(effect, name=name)
         self._effects.add(task)
         task.add_done_callback(self._effects.discard)
+        return task
 
-    def _describe(self, entry: _Entry[R]) -> Resident:
-        remaining_s = max(0.0, entry.expires_s - self._clock_s())
-        if entry.state != "ready" or entry.n_leases:
+    def _describe(self, entry: Entry[R]) -> Resident:
+        remaining_s = max(0.0, entry.expires_s - self._time.elapsed_s())
+        if entry.state == "stopping":
+            remaining_s = 0.0
+        elif entry.expires_s == FOREVER:
             remaining_s = entry.keep_alive_s
         waiting = sum(1 for waiter in self._line if waiter.spec.key == entry.spec.key)
         return Resident(
             key=entry.spec.key,
             model=entry.model,
             state=entry.state,
-            expires_at_s=self._wall_s() + remaining_s,
+            expires_at_s=self._time.wall_s() + remaining_s,
             n_busy=entry.runner.n_running if entry.runner else 0,
             n_queued=waiting + entry.n_without_slot,
-            info=entry.runner.info if entry.runner else None,
+            info=entry.info,
             stats=entry.runner.stats if entry.runner else None,
         )
 

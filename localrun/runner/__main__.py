@@ -1,7 +1,7 @@
 """The runner process: `python -m localrun.runner --fd N --parent PID`, started by the supervisor.
 
     main thread    reads frames; end of file means that the daemon is gone: exit at once
-    engine thread  loads the model, then steps for ever
+    engine thread  makes plans, loads the model, then steps for ever
     prompt thread  templates and tokens
     text thread    answers; writes frames
 
@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -24,16 +23,19 @@ from queue import SimpleQueue
 from localrun.core import LoadSpec
 from localrun.ipc.messages import (
     Cancel,
+    ListDevices,
     Load,
     Loaded,
     LoadRefused,
+    MakePlan,
     Outbox,
-    Progress,
+    Share,
     Submit,
 )
 from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.layout import window_of
 from localrun.runner.io import Channel
+from localrun.runner.loading import Question, answer_until_loaded
 from localrun.runner.model import LoadRefused as Refused
 from localrun.runner.model import Model
 from localrun.runner.prompt.prepare import PromptThread
@@ -45,9 +47,6 @@ EXIT_BUG = 70
 # With Python's default of 5 ms a busy text thread adds as much to every return from a C call
 # (2.2 → 7.2 ms a step measured); with this it adds 0.2 ms.
 _SWITCH_INTERVAL_S = 0.0002
-
-# A load reports progress hundreds of times a second; the daemon only wants to see that it goes on.
-_PROGRESS_INTERVAL_S = 0.1
 
 # Allocations between two looks of the collector: some thousand steps instead of Python's dozens.
 _GC_THRESHOLD = 100_000
@@ -74,6 +73,7 @@ class Inboxes:
     """One queue for each thread that the reader feeds."""
 
     def __init__(self) -> None:
+        self.load: SimpleQueue[Question] = SimpleQueue()
         self.prompt: SimpleQueue[Submit | Cancel] = SimpleQueue()
         self.text: SimpleQueue[TextMessage] = SimpleQueue()
 
@@ -81,12 +81,16 @@ class Inboxes:
 def _receive(channel: Channel) -> None:
     """The reader: hands on the daemon's messages until it closes the socket or dies."""
     inboxes = Inboxes()
+    _start(_serve, channel, inboxes)
     for message in channel.messages():
         match message:
-            case Load(spec=spec):
-                _start(_serve, spec, channel, inboxes)
+            case ListDevices() | MakePlan() | Load():
+                inboxes.load.put(message)
             case Submit():
                 inboxes.prompt.put(message)
+            case Share():
+                # On the way of what it is about: the sequences reach the engine there too.
+                inboxes.text.put(message)
             case Cancel():
                 # In this order: the prompt thread's `Settled` must reach the text thread later.
                 inboxes.text.put(message)
@@ -116,11 +120,14 @@ def _guarded(target: Callable[..., None], *arguments: object) -> None:
         os._exit(EXIT_BUG)
 
 
-def _serve(spec: LoadSpec, channel: Channel, inboxes: Inboxes) -> None:
+def _serve(channel: Channel, inboxes: Inboxes) -> None:
     """The engine thread: loads, starts the other two, then steps for ever."""
+
+    def start(spec: LoadSpec, model: Model) -> tuple[LoadSpec, Model, Engine]:
+        return spec, model, Engine(model, spec, inboxes.text.put)
+
     try:
-        model = _load(spec, channel)
-        engine = Engine(model, spec, inboxes.text.put)
+        spec, model, engine = answer_until_loaded(inboxes.load.get, channel.send, start)
     except Refused as error:
         channel.send(Outbox((LoadRefused(str(error)),)))
         os._exit(EXIT_REFUSED)
@@ -132,6 +139,10 @@ def _serve(spec: LoadSpec, channel: Channel, inboxes: Inboxes) -> None:
     text = TextThread(model.vocab, inboxes.text, engine.inbox, channel.send)
 
     def window(n_ctx: int) -> int:
+        # What a device has free is only asked when the present context is too small: a driver
+        # takes its time, and an RPC server answers between two forwards.
+        if n_ctx <= model.info.n_ctx:
+            return n_ctx
         return window_of(spec, model.facts, model.free_bytes(), n_ctx)
 
     prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put, window)
@@ -139,26 +150,6 @@ def _serve(spec: LoadSpec, channel: Channel, inboxes: Inboxes) -> None:
     _start(text.run)
     _start(prompts.run)
     engine.run()
-
-
-def _load(spec: LoadSpec, channel: Channel) -> Model:
-    """The model of `spec`. Raises model.LoadRefused."""
-    last_s = 0.0
-
-    def report(fraction: float) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= _PROGRESS_INTERVAL_S:
-            last_s = time.monotonic()
-            channel.send(Outbox((Progress(fraction),)))
-
-    # Imported here: each costs a library that the other runner does not need.
-    if spec.engine == "fake":
-        from localrun.runner.fake import FakeModel
-
-        return FakeModel(spec, report)
-    from localrun.runner.llama import LlamaModel
-
-    return LlamaModel(spec, report)
 
 
 if __name__ == "__main__":

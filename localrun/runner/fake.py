@@ -9,19 +9,23 @@ the script is token 256 + i, and END ends a generation.
 import os
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import gguf
 import msgspec
 from msgspec import Struct
 
 from localrun.core import LoadSpec, RunnerInfo, SamplingParams
+from localrun.ipc.messages import DevicesListed, Planned
+from localrun.memory import CPU, Fit, Need, Plan, Split
 from localrun.runner.engine.layout import ModelFacts, Shape
-from localrun.runner.model import LoadRefused, OnProgress, State
+from localrun.runner.model import LoadRefused, Model, OnProgress, State
 
 SCRIPT_KEY = "localrun.script"
+
+T = TypeVar("T")
 
 _FIRST_PIECE = 256
 _END = 1_000_000
@@ -37,7 +41,8 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     says the prompt's bytes instead. `load_s` passes in ten reports of progress, or none when
     `load_silent`. `step_s` and `row_s` are seconds per forward and per row of it. The process
     aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`. A context has
-    `n_cells_lost` fewer cells than was asked for.
+    `n_cells_lost` fewer cells than was asked for. `needs_bytes` is what the model says that it
+    takes (None the size of its file), `machine_bytes` what there is of memory for all models.
     """
 
     pieces: tuple[bytes, ...] = ()
@@ -56,6 +61,8 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     n_batch: int = 512
     shares_prefixes: bool = True
     n_cells_lost: int = 0
+    needs_bytes: int | None = None
+    machine_bytes: int = 1 << 40
 
 
 class FakeVocab:
@@ -114,6 +121,41 @@ class _Cell:
     n_owners: int = 1
 
 
+class FakeLibrary:
+    """Plans and loads scripts; see `loading.Library`. Looks at no memory."""
+
+    def list_devices(self, rpc_servers: tuple[str, ...]) -> DevicesListed:
+        """None: a script computes nothing."""
+        return DevicesListed(())
+
+    def plan(self, spec: LoadSpec, held: Mapping[str, int]) -> Planned:
+        """How the script would be loaded beside the `held` bytes of other models."""
+        script = _read_script(spec.weights_path)
+        n_bytes = _size(script, spec)
+        free_bytes = max(0, script.machine_bytes - held.get(CPU, 0))
+        fit: Fit = "now" if n_bytes <= free_bytes else "crowded"
+        plan = Plan(
+            fit=fit if n_bytes <= script.machine_bytes else "never",
+            split=Split(),
+            needs={CPU: Need(weights_bytes=n_bytes)},
+            available={CPU: free_bytes},
+            n_ctx=spec.n_ctx,
+            n_cells=spec.n_ctx * spec.n_parallel,
+            reasons=("the script says so",),
+        )
+        return Planned(plan)
+
+    def load(
+        self,
+        spec: LoadSpec,
+        split: Split | None,
+        on_progress: OnProgress,
+        start: Callable[[LoadSpec, Model], T],
+    ) -> T:
+        """Plays the load. Raises LoadRefused."""
+        return start(spec, FakeModel(spec, on_progress))
+
+
 class FakeModel:
     """Plays the script and checks what the engine must never do."""
 
@@ -131,9 +173,11 @@ class FakeModel:
         self.n_batch = script.n_batch
         self.facts = ModelFacts(1, script.shares_prefixes, pad=1)
         self.host_tier_bytes = _or(spec.host_tier_bytes, 1 << 20)
-        self._n_weights_bytes = os.path.getsize(spec.weights_path)
+        self._n_bytes = _size(script, spec)
         self._outputs: list[int] = []  # ids of the last forward's output rows
         self._n_forwards = 0
+
+    first_shape: Shape | None = None
 
     def free_bytes(self) -> int:
         """Enough for whatever a test asks."""
@@ -149,8 +193,8 @@ class FakeModel:
             n_slots=shape.n_slots,
             n_cells=shape.n_cells,
             layout=shape.layout,
-            device_bytes={"CPU": self._n_weights_bytes},
-            size_bytes=self._n_weights_bytes,
+            device_bytes={CPU: self._n_bytes},
+            size_bytes=self._n_bytes,
         )
 
     def use_threads(self, n: int) -> None:
@@ -254,6 +298,10 @@ class FakeModel:
         self.n_free -= len(cells)
         self._cells[kv_id] = cells
         return True
+
+
+def _size(script: Script, spec: LoadSpec) -> int:
+    return _or(script.needs_bytes, os.path.getsize(spec.weights_path))
 
 
 def _is_said(token: int) -> bool:

@@ -20,6 +20,7 @@ from localrun.ipc.messages import (
     Progressed,
     Rendering,
     Resized,
+    Share,
     Submit,
     Tested,
     ToDaemon,
@@ -32,7 +33,7 @@ from localrun.runner.output.detokenizer import Detokenizer
 from localrun.runner.prompt.prepare import FromPrompt, Prepared, Refused, Settled
 
 # What the text thread's inbox carries, from the reader, the prompt thread and the engine.
-TextMessage = Cancel | FromPrompt | StepOutput
+TextMessage = Cancel | Share | FromPrompt | StepOutput
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class TextThread:
         self,
         vocab: Vocab,
         inbox: "SimpleQueue[TextMessage]",
-        engine_inbox: "SimpleQueue[Sequence | Remove]",
+        engine_inbox: "SimpleQueue[Sequence | Remove | Share]",
         send: Callable[[Outbox], None],
     ) -> None:
         self._inbox = inbox
@@ -93,6 +94,8 @@ class TextThread:
                     self._accept(message)
                 case Refused(id=request_id, error=error):
                     self._fail(request_id, error)
+                case Share():
+                    self._engine_inbox.put(message)
                 case Settled(id=request_id):
                     self._cancelled.discard(request_id)
         self._flush()

@@ -1,4 +1,4 @@
-"""The daemon's side of one runner: loads the model, then carries many requests over one socket."""
+"""The daemon's side of one loaded runner: carries many requests over one socket."""
 
 import asyncio
 import itertools
@@ -9,21 +9,19 @@ from collections.abc import Callable
 from localrun.core import (
     Done,
     Event,
-    LoadSpec,
     Prompt,
     RunnerInfo,
     RunnerStats,
     SamplingParams,
     Verdict,
 )
-from localrun.errors import BadRequest, LoadFailed, RunnerLost, TemplateTimeout, from_fields
+from localrun.errors import BadRequest, RunnerLost, TemplateTimeout, from_fields
 from localrun.ipc.framing import FrameTooLarge
 from localrun.ipc.messages import (
     Admitted,
     Cancel,
     DevicesListed,
     Failed,
-    Load,
     Loaded,
     LoadRefused,
     Outbox,
@@ -32,6 +30,7 @@ from localrun.ipc.messages import (
     Progressed,
     Rendering,
     Resized,
+    Share,
     Submit,
     Tested,
     ToDaemon,
@@ -47,7 +46,7 @@ TEMPLATE_TIMEOUT_S = 10.0
 
 
 class RunnerClient:
-    """A loaded runner. Create with `launch`; ends with `close` or with the death of the process."""
+    """A loaded runner, made by `EmptyRunner.load`; ends with `close` or with its process."""
 
     def __init__(
         self,
@@ -59,6 +58,8 @@ class RunnerClient:
         self.info = info
         self.stats: RunnerStats | None = None
         self.n_running = 0
+        # Called whenever `is_active` may have changed, and at the end. May be replaced.
+        self.on_activity: Callable[[], object] = lambda: None
         self._on_tested = on_tested
         self._stall_timeout_s = stall_timeout_s
         self._heard_at_s = 0.0
@@ -73,37 +74,6 @@ class RunnerClient:
         self._ending = asyncio.create_task(self._end())
         self._watching = asyncio.create_task(self._watch())
 
-    @classmethod
-    async def launch(
-        cls,
-        spec: LoadSpec,
-        *,
-        stall_timeout_s: float,
-        is_alone: bool = True,
-        on_tested: Callable[[Verdict], object] = lambda _verdict: None,
-    ) -> "RunnerClient":
-        """Starts a runner and loads `spec`; `is_alone` when no other runner is there.
-
-        `stall_timeout_s` is how long the load, and later every step, may go without a sign of
-        life, not how long the whole may take. `on_tested` gets what a self-test finds.
-        Raises LoadFailed. A cancelled launch ends the process.
-        """
-        try:
-            process = await RunnerProcess.spawn(is_alone=is_alone)
-        except OSError as error:
-            raise LoadFailed(f"no process could be started: {error.strerror}") from None
-        try:
-            info = await _Loading(process).run(spec, stall_timeout_s)
-        except _NotLoaded as error:
-            process.kill()
-            how = await process.wait()
-            problem = f"{error.problem}; {how}" if error.is_death else error.problem
-            raise LoadFailed(problem, _quotable(process.log_tail, spec)) from None
-        except BaseException:
-            process.kill()
-            raise
-        return cls(process, info, stall_timeout_s, on_tested)
-
     @property
     def pid(self) -> int:
         """The runner's process id."""
@@ -113,6 +83,15 @@ class RunnerClient:
     def is_lost(self) -> bool:
         """True once the process has ended, or is about to."""
         return self._connection.closed.done()
+
+    @property
+    def is_active(self) -> bool:
+        """True while it has requests."""
+        return bool(self._streams)
+
+    def share(self, n_active: int, siblings: tuple[int, ...]) -> None:
+        """Tells it who else computes; see `Share`."""
+        self._connection.send(Share(n_active, siblings))
 
     def submit(
         self,
@@ -133,18 +112,23 @@ class RunnerClient:
         message = Submit(
             stream.id, prompt, sampling, n_ctx, template, return_context, client, scope
         )
-        try:
-            self._connection.send(message)
-        except FrameTooLarge as error:
-            raise BadRequest("", f"the request is too large: {error}") from None
         if not self._streams:
             self._heard_at_s = self._loop.time()
         self._streams[stream.id] = stream
+        # Before it, so that already its first step has the right number of threads.
+        self.on_activity()
+        try:
+            self._connection.send(message)
+        except FrameTooLarge as error:
+            del self._streams[stream.id]
+            self.on_activity()
+            raise BadRequest("", f"the request is too large: {error}") from None
         return stream
 
     def _forget(self, request_id: int) -> None:
         if self._streams.pop(request_id, None) and not self.is_lost:
             self._connection.send(Cancel(request_id))
+            self.on_activity()
 
     async def wait_lost(self) -> None:
         """Returns when the process has ended, for whatever reason, and every stream knows."""
@@ -164,6 +148,8 @@ class RunnerClient:
         self._heard_at_s = self._loop.time()
         for item in outbox.items:
             self._handle(item)
+        if not self._streams:
+            self.on_activity()
 
     def _handle(self, item: ToDaemon) -> None:
         if isinstance(item, Progressed):
@@ -234,6 +220,7 @@ class RunnerClient:
                 TemplateTimeout(TEMPLATE_TIMEOUT_S) if is_culprit else RunnerLost(stream.phase, how)
             )
         self._streams.clear()
+        self.on_activity()
 
     async def _watch(self) -> None:
         """Ends a runner that has requests and shows no sign of life: it would hang them for ever.
@@ -261,50 +248,3 @@ class RunnerClient:
     def _render_overdue(self, request_id: int) -> None:
         self._overdue = request_id
         self._process.kill()
-
-
-class _NotLoaded(Exception):
-    def __init__(self, problem: str, *, is_death: bool = False) -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.is_death = is_death
-
-
-class _Loading:
-    """The time between the spawn of a runner and its word that the model is there."""
-
-    def __init__(self, process: RunnerProcess) -> None:
-        self._connection = process.connection
-        self._connection.receive = self._receive
-        self._loop = asyncio.get_running_loop()
-        self._heard_at_s = self._loop.time()
-        self._info: asyncio.Future[RunnerInfo] = self._loop.create_future()
-
-    async def run(self, spec: LoadSpec, stall_timeout_s: float) -> RunnerInfo:
-        """Loads `spec`. Raises _NotLoaded."""
-        self._connection.send(Load(spec))
-        ends = (self._info, self._connection.closed)
-        timeout_s = stall_timeout_s
-        while timeout_s > 0:
-            limit_s = None if timeout_s == math.inf else timeout_s
-            done, _ = await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if self._info in done:
-                return self._info.result()
-            if done:
-                raise _NotLoaded("the runner ended while loading", is_death=True)
-            timeout_s = self._heard_at_s + stall_timeout_s - self._loop.time()
-        raise _NotLoaded(f"no progress for {stall_timeout_s:g} s")
-
-    def _receive(self, outbox: Outbox) -> None:
-        self._heard_at_s = self._loop.time()
-        for item in outbox.items:
-            match item:
-                case Loaded(info=info):
-                    self._info.set_result(info)
-                case LoadRefused(problem=problem):
-                    self._info.set_exception(_NotLoaded(problem))
-
-
-def _quotable(lines: tuple[str, ...], spec: LoadSpec) -> tuple[str, ...]:
-    """Log lines without the path of the weights, which is nobody's business but ours."""
-    return tuple(line.replace(spec.weights_path, "the file") for line in lines if line.strip())

@@ -1,6 +1,7 @@
 """One runner process: spawned with a socket pair, logged, reaped. Knows nothing of requests."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -42,11 +43,12 @@ class RunnerProcess:
     async def spawn(cls, *, is_alone: bool) -> "RunnerProcess":
         """Starts `python -m localrun.runner`; `is_alone` when no other runner is there.
 
-        Raises OSError when no process can be made.
+        Raises OSError when no process can be made. A cancelled spawn leaves none.
         """
         spin = {"GOMP_SPINCOUNT": _LONG_SPIN if is_alone else _SHORT_SPIN}
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -59,8 +61,11 @@ class RunnerProcess:
                 pass_fds=(theirs.fileno(),),
                 env={**spin, **_NO_BACKTRACE, **os.environ},
             )
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, sock=ours)
+            undo.callback(process.kill)
+            theirs.close()
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(Connection, sock=ours)
+            undo.pop_all()
         return cls(process, connection)
 
     @property

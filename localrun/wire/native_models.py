@@ -173,6 +173,13 @@ class Kv(msgspec.Struct, frozen=True):
     used_max: int
 
 
+class DevicePart(msgspec.Struct, frozen=True):
+    """What a model has on one device, in bytes."""
+
+    name: str
+    size: int
+
+
 class RunningModel(msgspec.Struct, frozen=True, kw_only=True):
     """A row of /api/ps; sizes in bytes. What follows `context_length` is ours."""
 
@@ -189,6 +196,7 @@ class RunningModel(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     layout: str | UnsetType = UNSET
     kv: Kv | UnsetType = UNSET
+    devices: tuple[DevicePart, ...] | UnsetType = UNSET
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +230,11 @@ def encode_description(description: Description) -> bytes:
 def encode_version(version: str, localrun: str, pid: int) -> bytes:
     """The reply of /api/version: clients gate on the first, our CLI looks at the others."""
     return _encode({"version": version, "localrun": localrun, "pid": pid})
+
+
+def encode_machine(found: msgspec.Struct) -> bytes:
+    """The reply of /api/devices, which is ours: a diagnosis as it is."""
+    return _encode(found)
 
 
 def encode_progress(

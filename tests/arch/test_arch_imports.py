@@ -19,6 +19,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "localrun.units": (),
     "localrun.loopback": (),
     "localrun.memory": (),
+    "localrun.cgroups": (),
     "localrun.errors": (),
     "localrun.metrics": ("localrun.core",),
     "localrun.options": ("localrun.core", "localrun.errors"),
@@ -30,6 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.memory",
         "localrun.metrics",
         "localrun.ipc",
+        "localrun.cgroups",
         "localrun.placement.layers",
         "localrun.runner",
     ),
@@ -37,6 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.core",
         "localrun.errors",
         "localrun.memory",
+        "localrun.cgroups",
         "localrun.placement",
     ),
     "localrun.residency": (
@@ -71,8 +74,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.supervisor",
         "modelstore",
     ),
+    "localrun.diagnosis": (
+        "localrun.memory",
+        "localrun.settings",
+        "localrun.ipc.messages",
+        "localrun.placement",
+        "localrun.supervisor",
+    ),
     "localrun.http": (
         "localrun.core",
+        "localrun.diagnosis",
         "localrun.errors",
         "localrun.memory",
         "localrun.loopback",
@@ -87,6 +98,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "localrun.app": (
         "localrun.core",
+        "localrun.diagnosis",
         "localrun.errors",
         "localrun.memory",
         "localrun.loopback",
@@ -128,11 +140,13 @@ ROOMS["cli.bench"] = (
 )
 ROOMS["cli.commands"] = ROOMS["cli"]
 ROOMS["cli.commands.serve"] = (*ROOMS["cli"], "localrun.app")
+# Without a daemon it looks at the machine itself, inside its function.
+ROOMS["cli.commands.doctor"] = (*ROOMS["cli"], "localrun.diagnosis", "localrun.supervisor.devices")
 
 # library → the modules or packages that may import it; one that is not listed is a new dependency.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "msgspec": ("localrun", "modelstore", "cli"),
-    "llama_cpp": ("localrun.runner.llama",),
+    "llama_cpp": ("localrun.runner.llama", "localrun.runner.ggml"),
     "numpy": ("localrun.runner.llama",),
     "gguf": ("localrun.runner.fake",),
     "jinja2": ("localrun.runner.prompt.templates",),
@@ -241,6 +255,7 @@ def test_package_inits_import_nothing() -> None:
         ("localrun.newroom.thing", "import os", "no row in ROOMS"),
         ("modelstore.newroom.thing", "import os", "no row in ROOMS"),
         ("cli.newroom.thing", "import os", "no row in ROOMS"),
+        ("cli.commands.doctor", "from localrun.runner import llama", "not in its row"),
         ("cli.bench.load", "from cli.context import Context", "not in its row"),
         ("cli.bench.report", "import rich.table", "not this module's"),
     ],

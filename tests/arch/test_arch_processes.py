@@ -21,6 +21,12 @@ ABSENT: dict[str, set[str]] = {
         "rich",
         "asyncio",
     },
+    "import cli.main; cli.main.parse(['doctor'])": {
+        *RUNNER_ONLY,
+        *DAEMON_ONLY,
+        "localrun.supervisor",
+        "asyncio",
+    },
     "import cli.main; cli.main.parse(['bench', 'm'])": {
         *RUNNER_ONLY,
         *DAEMON_ONLY,

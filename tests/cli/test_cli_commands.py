@@ -29,6 +29,25 @@ def test_ps(stub: Stub, shell: Shell) -> None:
     assert [line.split()[0] for line in result.out.splitlines()] == ["NAME", "smol:1"]
 
 
+def test_ps_of_a_name_that_is_not_in_memory_says_so(stub: Stub, shell: Shell) -> None:
+    stub.on("GET", "/api/ps", Reply(body={"models": [{"name": "smol:1", "size": 5}]}))
+    result = shell("ps", "nosuch")
+    assert (result.code, result.out.splitlines()[1:]) == (0, [])
+    assert result.err == "no model in memory has a name that begins with `nosuch`\n"
+    stub.on("GET", "/api/ps", Reply(body={"models": []}))
+    assert shell("ps").err == ""
+
+
+def test_ps_verbose_shows_what_each_device_holds(stub: Stub, shell: Shell) -> None:
+    parts = [{"name": "CPU", "size": 5000}, {"name": "RPC0", "size": 7000}]
+    models = [{"name": "m", "size": 12000, "size_vram": 7000, "devices": parts}, {"name": "soon"}]
+    stub.on("GET", "/api/ps", Reply(body={"models": models}))
+    assert shell("ps", "--verbose").out.partition("\n\n")[2] == (
+        "NAME    DEVICE    SIZE\nm       CPU       5 KB\nm       RPC0      7 KB\n"
+    )
+    assert "DEVICE" not in shell("ps").out
+
+
 def test_list(stub: Stub, shell: Shell) -> None:
     models = [{"name": "m:latest", "digest": "ab" * 32, "size": 2000, "modified_at": None}]
     stub.on("GET", "/api/tags", Reply(body={"models": models, "later": True}))

@@ -32,6 +32,7 @@ def options(*argv: str) -> Any:
     [
         ("ps", PsOptions("")),
         ("ps smol", PsOptions("smol")),
+        ("ps -v", PsOptions("", verbose=True)),
         ("list", ListOptions("")),
         ("ls Smol", ListOptions("Smol")),
         ("stop m", StopOptions("m")),

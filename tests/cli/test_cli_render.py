@@ -76,6 +76,11 @@ def test_a_state_says_more_than_a_date() -> None:
         assert ps_table([model], NOW).splitlines()[1].endswith(text)
 
 
+def test_a_model_whose_size_is_not_known_yet_is_on_no_processor() -> None:
+    row = ps_table([LoadedModel("m", DIGEST, state="loading")], NOW).splitlines()[1].split()
+    assert row == ["m", DIGEST[:12], "-", "-", "-", "-", "-", "0", "Loading..."]
+
+
 @pytest.mark.parametrize(
     ("n_bytes", "text"),
     [

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from localrun.placement import machine
-from localrun.placement.machine import _quota, cpu_model, n_cpus
+from localrun.placement.machine import _quota, cpu_model, cpus, gpu_backends, n_cpus
 
 
 def pretend(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
@@ -102,9 +102,37 @@ def test_threads_are_the_least_of_cores_affinity_and_quota(
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(allowed), raising=False)
     assert n_cpus() == expected
+    part = {8: "cores", 6: "cores", 3: "quota", 1: "quota"}.get(expected, "may run on")
+    assert part in cpus().reason
 
 
 def test_the_cpu_has_a_name(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: Abacus 9 \nflags : x\n")
     assert cpu_model(tmp_path) == "Abacus 9"
     assert cpu_model(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            ["libggml-base.so", "libggml-cpu.so.0", "libggml-rpc.so", "libggml.so", "libllama.so"],
+            (),
+        ),
+        (["libggml-base.so", "libggml-cuda.so", "libggml-cpu-haswell.so"], ("cuda",)),
+        (["libggml-base.dylib", "libggml-metal.dylib", "libggml-blas.dylib"], ("metal",)),
+        (["libggml-base.so.0.25.3", "libggml-vulkan.so.0", "libggml-hip.so"], ("hip", "vulkan")),
+        (["libllama.so"], None),
+        ([], None),
+    ],
+)
+def test_what_llama_cpp_was_built_for_is_read_off_its_files(
+    tmp_path: Path, files: list[str], expected: tuple[str, ...] | None
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    assert gpu_backends(tmp_path) == expected
+
+
+def test_the_installed_llama_cpp_is_found_without_loading_it() -> None:
+    assert gpu_backends() is not None

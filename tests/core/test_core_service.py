@@ -9,6 +9,7 @@ from live import write_fake_model
 from localrun.core import Call, ChatPrompt, LoadOptions, Message, Verdict
 from localrun.placement.fit import Defaults
 from localrun.placement.verdicts import Verdicts
+from localrun.residency.entry import EmptyRunner
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
 from localrun.supervisor.client import RunnerClient
@@ -30,16 +31,16 @@ def store(tmp_path: Path) -> Store:
 def prepared(store: Store, verdicts: Verdicts, options: dict[str, Any], **defaults: Any) -> Any:
     """The work that a chat with these options becomes."""
 
-    async def launch(_spec: object) -> RunnerClient:
+    async def spawn() -> EmptyRunner[RunnerClient]:
         raise AssertionError("nothing is loaded here")
 
-    residency = Residency(launch, max_loaded=1, max_queue=1, keep_alive_s=1)
+    residency = Residency(spawn, max_loaded=1, max_queue=1, keep_alive_s=1)
     placement = Defaults(None, n_threads=2, n_threads_max=2)
     service = InferenceService(
         store, residency, ServiceDefaults(placement, n_parallel=4, **defaults), verdicts
     )
     call = Call("m", (ChatPrompt((Message("user", "hi"),)),), options)
-    return service._prepare(call)
+    return service._prepare(call, ())
 
 
 @pytest.fixture
@@ -55,10 +56,16 @@ def test_settings_shape_the_load(store: Store, verdicts: Verdicts) -> None:
         "tpot_target_ms": 50.0,
         "kv_cache_type": "q8_0",
         "flash_attention": True,
+        "spreads": True,
+        "rpc_servers": ("box:50052",),
     }
     spec = prepared(store, verdicts, {}, **settings).spec
     assert {name: getattr(spec, name) for name in settings} == settings
     assert spec.admission == "continuous"
+
+
+def test_a_share_for_each_gpu_reaches_the_runner(store: Store, verdicts: Verdicts) -> None:
+    assert prepared(store, verdicts, {"tensor_split": [3, 1]}).spec.tensor_split == (3.0, 1.0)
 
 
 def test_the_spec_remembers_what_was_asked_for(store: Store, verdicts: Verdicts) -> None:

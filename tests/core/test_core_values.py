@@ -1,7 +1,6 @@
 """Units, options, settings, errors and frames: text and bytes become values or clear errors."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from localrun.ipc.framing import MAX_FRAME_BYTES, FrameDecoder, FrameTooLarge, e
 from localrun.loopback import is_loopback
 from localrun.options import OPTIONS, check_options, merge
 from localrun.placement.fit import Defaults, place
-from localrun.runner.measure import _cgroup_free_bytes
 from localrun.settings import SETTINGS, BadSetting, from_env, parse_host
 from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
 
@@ -190,6 +188,7 @@ def test_nobody_gets_more_threads_than_there_are_cpus(wanted: int | None, expect
         ({"num_batch": 7}, {"n_batch": 7}, False),
         ({"num_gpu": 3}, {"n_gpu_layers": 3}, False),
         ({"main_gpu": 1}, {"main_gpu": 1}, False),
+        ({"tensor_split": (3.0, 1.0)}, {"tensor_split": (3.0, 1.0)}, False),
         ({"use_mmap": False}, {"use_mmap": False}, False),
         ({"num_thread": 0}, {}, True),
         ({"num_thread": 9}, {}, True),
@@ -224,20 +223,6 @@ def test_only_what_is_asked_for_and_no_window_needs_another_load(
 )
 def test_loopback_is_an_address_not_a_prefix(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
-
-
-@pytest.mark.parametrize(
-    ("maximum", "current", "inactive", "expected"),
-    [("1000", "300", "100", 800), ("max", "300", "100", None), ("", "", "", None)],
-)
-def test_a_cgroup_limit_counts_without_the_page_cache(
-    tmp_path: Path, maximum: str, current: str, inactive: str, expected: int | None
-) -> None:
-    (tmp_path / "memory.max").write_text(maximum)
-    (tmp_path / "memory.current").write_text(current)
-    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
-    assert _cgroup_free_bytes(tmp_path) == expected
-    assert _cgroup_free_bytes(tmp_path / "none") is None
 
 
 def test_names_with_other_adapters_do_not_share_a_runner() -> None:
@@ -275,6 +260,19 @@ def test_a_setting_is_found_under_each_of_its_names_in_order() -> None:
         ("LOCALRUN_TPOT_TARGET_MS", "nan"),
         ("LOCALRUN_TPOT_TARGET_MS", "fast"),
         ("LOCALRUN_DETERMINISTIC", "sometimes"),
+        ("LOCALRUN_GPU_OVERHEAD", "much"),
+        ("LOCALRUN_GPU_OVERHEAD", "CUDA0="),
+        ("LOCALRUN_GPU_OVERHEAD", "=1GiB"),
+        ("LOCALRUN_GPU_OVERHEAD", "1GiB,2GiB"),
+        ("LOCALRUN_GPU_OVERHEAD", "CUDA0=1GiB,CUDA0=2GiB"),
+        ("LOCALRUN_SCHED_SPREAD", "wide"),
+        ("LOCALRUN_RPC_SERVERS", "box"),
+        ("LOCALRUN_RPC_SERVERS", ":50052"),
+        ("LOCALRUN_RPC_SERVERS", "box:0"),
+        ("LOCALRUN_RPC_SERVERS", "box:65536"),
+        ("LOCALRUN_RPC_SERVERS", "[::1]:50052"),
+        ("LOCALRUN_RPC_SERVERS", "http://box:50052"),
+        ("LOCALRUN_RPC_SERVERS", "box:50052,box:50052"),
         ("LOCALRUN_TYPO", "1"),
     ],
 )
@@ -303,6 +301,29 @@ def test_settings_of_the_kv_cache_and_the_step(
 ) -> None:
     assert getattr(from_env({f"LOCALRUN_{name}": text}), field) == value
     assert getattr(from_env({f"OLLAMA_{name}": text}), field) == getattr(from_env({}), field)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("GPU_OVERHEAD", "1GiB", "gpu_overhead_bytes", {"": 1 << 30}),
+        ("GPU_OVERHEAD", "500", "gpu_overhead_bytes", {"": 500}),
+        (
+            "GPU_OVERHEAD",
+            "RPC0=20GiB, RPC1 = 22GiB",
+            "gpu_overhead_bytes",
+            {"RPC0": 20 << 30, "RPC1": 22 << 30},
+        ),
+        ("GPU_OVERHEAD", "1KiB,CUDA1=0", "gpu_overhead_bytes", {"": 1024, "CUDA1": 0}),
+        ("SCHED_SPREAD", "1", "sched_spread", True),
+        ("RPC_SERVERS", "10.0.0.2:50052, box:1", "rpc_servers", ("10.0.0.2:50052", "box:1")),
+    ],
+)
+def test_settings_of_gpus(name: str, text: str, field: str, value: object) -> None:
+    assert getattr(from_env({f"LOCALRUN_{name}": text}), field) == value
+    # The servers of another program need not be meant for this one.
+    other = getattr(from_env({f"OLLAMA_{name}": text}), field)
+    assert other == (() if name == "RPC_SERVERS" else value)
 
 
 def test_quotes_spaces_and_empty_values() -> None:
@@ -349,6 +370,7 @@ SAMPLES = [
     errors.QueueFull(512, 3),
     errors.ShuttingDown(),
     errors.LoadFailed("no", ("line",)),
+    errors.NotEnoughMemory({"CPU": 2 << 30}, {"CPU": 1 << 30}),
     errors.EngineFailed(-1),
     errors.RunnerLost("prefill", "it was ended by SIGKILL"),
 ]

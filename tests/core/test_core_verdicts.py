@@ -13,7 +13,7 @@ from localrun.core import LoadSpec, Verdict
 from localrun.placement import verdicts as module
 from localrun.placement.verdicts import Verdicts
 from localrun.settings import Settings, cache_folder
-from localrun.supervisor.client import RunnerClient
+from localrun.supervisor.empty import EmptyRunner
 
 SPEC = LoadSpec("/w", "sha256:d", n_ctx=100, n_parallel=4, n_threads=2)
 FAST = Verdict("split", flash_attention=False, merges_rows=True)
@@ -95,11 +95,11 @@ def test_the_file_does_not_grow_without_bound(path: Path, monkeypatch: pytest.Mo
 def test_what_a_runner_finds_is_in_the_file_for_the_next_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def launch(_spec: LoadSpec, *, on_tested: Any, **_more: Any) -> None:
-        await on_tested(FAST)  # a future of the thread that writes
+    async def spawn(*, on_tested: Any, **_more: Any) -> None:
+        await on_tested(SPEC, FAST)  # a future of the thread that writes
 
-    monkeypatch.setattr(RunnerClient, "launch", launch)
+    monkeypatch.setattr(EmptyRunner, "spawn", spawn)
     daemon = Daemon(Settings(models=tmp_path / "models"))
-    asyncio.run(daemon._launch(SPEC))
+    asyncio.run(daemon._spawn())
     assert Verdicts(cache_folder() / "verdicts.json").find(SPEC) == FAST
     assert cache_folder().is_relative_to(tmp_path)

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from localrun.core import Call, Done, Event, Resident, TextDelta, Usage
+from localrun.diagnosis import diagnose
 from localrun.http.routes import build_app
+from localrun.ipc.messages import DevicesListed
+from localrun.memory import Device
 from localrun.settings import Settings
 from modelstore.store import Store
 
@@ -52,6 +55,7 @@ class ScriptedService:
         self.cancelled = asyncio.Event()
         self.calls: list[Call] = []
         self.residents: tuple[Resident, ...] = ()
+        self.n_looks = 0
 
     async def open(self, call: Call) -> ScriptedAnswer:
         self.calls.append(call)
@@ -68,9 +72,18 @@ class ScriptedService:
     def resident(self) -> tuple[Resident, ...]:
         return self.residents
 
+    async def unload_unnamed(self) -> None:
+        self.n_looks += 1
+
 
 def app_of(service: ScriptedService, root: Path, *, settings: Settings | None = None, **more: Any):
-    return build_app(service, Store(root), settings or Settings(), **more)
+    settings = settings or Settings()
+
+    async def list_devices() -> DevicesListed:
+        return DevicesListed((Device("CPU", "cpu", 1, 2),), ("box:1",), "CPU : AVX = 1 | ")
+
+    more.setdefault("diagnose", lambda: diagnose(settings, list_devices))
+    return build_app(service, Store(root), settings, **more)
 
 
 class Exchange:

@@ -129,6 +129,21 @@ def test_errors_in_ollamas_words(root, method, path, body, status, text):
     assert text in reply["error"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("DELETE", "/api/delete", {"model": "tiny"}),
+        ("POST", "/api/copy", {"source": "tiny", "destination": "two"}),
+        ("POST", "/api/create", {"model": "two", "from": "tiny"}),
+        ("POST", "/api/create", {"model": "two", "from": "tiny", "stream": False}),
+    ],
+)
+def test_after_a_change_models_without_a_name_are_unloaded(root, method, path, body):
+    service = ScriptedService()
+    status, _ = ask(root, method, path, body, service=service)
+    assert (status, service.n_looks) == (200, 1)
+
+
 def test_copy_and_delete(root):
     copied = ask(root, "POST", "/api/copy", {"source": "tiny", "destination": "u/two:x"})
     assert copied == (200, b"")
@@ -205,6 +220,24 @@ def test_ps_shows_the_cells_of_the_kv_cache(root, stats, kv):
     service.residents = (Resident("k", "tiny:latest", "ready", math.inf, info=info, stats=stats),)
     (row,) = ask(root, "GET", "/api/ps", service=service)[1]["models"]
     assert (row["layout"], row["kv"]) == ("unified", kv)
+
+
+def test_ps_shows_what_lies_where(root):
+    service = ScriptedService()
+    held = {"CUDA0": 5, "CPU": 3, "RPC0": 4}
+    info = RunnerInfo(512, 4, device_bytes=held, size_bytes=12, size_vram_bytes=9)
+    service.residents = (
+        Resident("a", "tiny:latest", "ready", math.inf, info=info),
+        Resident("b", "soon:latest", "loading", 0.0),
+    )
+    ready, loading = ask(root, "GET", "/api/ps", service=service)[1]["models"]
+    assert (ready["size"], ready["size_vram"]) == (12, 9)
+    assert ready["devices"] == [
+        {"name": "CPU", "size": 3},
+        {"name": "CUDA0", "size": 5},
+        {"name": "RPC0", "size": 4},
+    ]
+    assert "devices" not in loading
 
 
 def test_metrics(root):

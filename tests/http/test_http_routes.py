@@ -99,3 +99,13 @@ def test_a_call_says_which_address_it_came_from(tmp_path, path):
     exchange = Exchange(app_of(service, tmp_path), "POST", path, body, peer="192.0.2.7")
     assert asyncio.run(exchange.run())[0] == 200
     assert [(call.client, call.scope) for call in service.calls] == [("192.0.2.7", "")]
+
+
+def test_devices(tmp_path):
+    status, headers, body = ask(tmp_path, "GET", "/api/devices")
+    found = json.loads(body)
+    assert (status, headers["content-type"]) == (200, "application/json; charset=utf-8")
+    assert [device["name"] for device in found["devices"]] == ["CPU"]
+    assert found["unreachable"] == ["box:1"]
+    assert found["n_threads"] >= 1
+    assert found["devices_problem"] == ""

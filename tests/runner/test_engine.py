@@ -9,6 +9,7 @@ import pytest
 
 from localrun.core import LoadSpec, SamplingParams
 from localrun.errors import EngineFailed
+from localrun.ipc.messages import Share
 from localrun.runner.engine.engine import Engine, Remove, StepOutput
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeModel
@@ -19,7 +20,7 @@ class Bench:
 
     def __init__(self, path: Path, n_parallel: int, n_ctx: int, **spec: Any) -> None:
         self.spec = LoadSpec(
-            str(path), "digest", n_ctx=n_ctx, n_parallel=n_parallel, n_threads=1, **spec
+            str(path), "digest", n_ctx=n_ctx, n_parallel=n_parallel, n_threads=8, **spec
         )
         self.model = FakeModel(self.spec, lambda _fraction: None)
         self.outputs: list[StepOutput] = []
@@ -396,3 +397,17 @@ def test_static_admission_waits_for_a_whole_batch_and_runs_it_to_its_end(
         bench.step()
     bench.step()
     assert [s.id for s in bench.engine.running] == [3, 4]
+
+
+# ---- beside other runners
+
+
+def test_another_runner_that_computes_takes_half_of_the_threads(make_bench: MakeBench) -> None:
+    bench = make_bench(echo=True)
+    assert bench.count("threads") == 8
+    bench.engine.inbox.put(Share(2, (1,)))
+    assert bench.step() is None, "nobody need hear of it"
+    assert bench.count("threads") == 4
+    bench.engine.inbox.put(Share(1, (1,)))
+    bench.step()
+    assert bench.count("threads") == 8

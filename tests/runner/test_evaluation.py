@@ -1,4 +1,4 @@
-"""What goes into which forward, how many threads it has, and who samples."""
+"""What goes into which forward, and who samples."""
 
 import threading
 
@@ -9,7 +9,6 @@ from localrun.runner.engine.evaluation import calls
 from localrun.runner.engine.sampling import SamplerPool
 from localrun.runner.engine.scheduler import StepPlan
 from localrun.runner.engine.sequence import Sequence
-from localrun.runner.engine.threads import Governor, n_threads_beside
 
 
 def sequence(kv_id: int, *, deterministic: bool = False) -> Sequence:
@@ -65,24 +64,6 @@ def test_deterministic_sequences_share_with_nobody() -> None:
         [(1, 1)],
         [(3, 64)],
     ]
-
-
-@pytest.mark.parametrize(
-    ("n_max", "others", "n"),
-    [(2, 0.0, 2), (2, 0.39, 2), (2, 0.5, 1), (2, 1.0, 1), (2, 9.0, 1), (8, 1.2, 7), (8, 1.5, 6)],
-)
-def test_threads_beside_others(n_max: int, others: float, n: int) -> None:
-    assert n_threads_beside(n_max, others) == n
-
-
-def test_the_governor_looks_at_what_others_used_since_its_last_look() -> None:
-    used = [0.0, 0.0]
-    governor = Governor(2, lambda: (used[0], used[1]), now_s=0.0)
-    used[:] = [1.0, 0.0]
-    assert governor.look(0.1) == 2  # too early to say
-    assert governor.look(1.0) == 1
-    used[:] = [3.0, 2.0]  # only ourselves
-    assert governor.look(2.0) == 2
 
 
 class Chain:

@@ -13,6 +13,7 @@ from localrun.ipc.messages import (
     Failed,
     Outbox,
     Rendering,
+    Share,
     Submit,
     Waiting,
 )
@@ -28,7 +29,7 @@ class Desk:
 
     def __init__(self, **script: Any) -> None:
         self.vocab = FakeVocab(Script(**script))
-        self.engine: SimpleQueue[Sequence | Remove] = SimpleQueue()
+        self.engine: SimpleQueue[Sequence | Remove | Share] = SimpleQueue()
         self.prompt_inbox: SimpleQueue[Submit | Cancel] = SimpleQueue()
         self.told: list[Any] = []
         self.frames: list[Outbox] = []
@@ -235,3 +236,9 @@ def test_the_count_of_running_sequences_travels_even_without_news() -> None:
     assert [frame.n_running for frame in desk.frames] == [3]
     assert desk.turn(step(n_running=3)) == []
     assert desk.frames == []
+
+
+def test_news_of_other_runners_is_handed_on_to_the_engine() -> None:
+    desk = Desk(pieces=[b"x"])
+    assert desk.turn(Share(2, (7,))) == []
+    assert desk.engine.get_nowait() == Share(2, (7,))

@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 
-from localrun.core import RawPrompt, RunnerInfo, RunnerStats, SamplingParams, Verdict
+from localrun.core import (
+    Done,
+    RawPrompt,
+    RunnerInfo,
+    RunnerStats,
+    SamplingParams,
+    Usage,
+    Verdict,
+)
 from localrun.errors import WindowTooLarge, to_fields
 from localrun.ipc import messages
-from localrun.ipc.messages import Failed, Outbox, Resized, Submit, ToRunner
+from localrun.ipc.messages import Failed, Outbox, Progressed, Resized, Submit, ToRunner
 from localrun.supervisor.client import RunnerClient
 
 SMALL, LARGE = RunnerInfo(512, 4), RunnerInfo(8192, 4, n_cells=8192, layout="unified")
@@ -97,5 +105,33 @@ def test_a_window_that_memory_cannot_hold_is_refused_before_the_request_is_accep
         process.receive(Outbox((Failed(stream.id, kind, fields),)))
         with pytest.raises(WindowTooLarge, match="20480"):
             await stream.accepted()
+
+    with_client(story)
+
+
+def test_a_runner_is_active_from_its_first_request_to_the_end_of_the_last() -> None:
+    async def story(client: RunnerClient, process: Any) -> None:
+        seen: list[bool] = []
+        client.on_activity = lambda: seen.append(client.is_active)
+        first, second = (
+            client.submit(RawPrompt("x"), SamplingParams(), n_ctx=10) for _ in range(2)
+        )
+        assert seen == [True, True]
+        process.receive(Outbox((Progressed(first.id, Done("stop", Usage())),)))
+        assert client.is_active
+        second.close()
+        assert seen[-1] is False
+        client.submit(RawPrompt("x"), SamplingParams(), n_ctx=10)
+        process.kill()
+        await client.wait_lost()
+        assert seen[-1] is False
+
+    with_client(story)
+
+
+def test_it_is_told_who_else_computes() -> None:
+    async def story(client: RunnerClient, process: Any) -> None:
+        client.share(2, (8, 9))
+        assert process.sent == [messages.Share(2, (8, 9))]
 
     with_client(story)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from localrun.core import DoneReason, LoadSpec, RunnerInfo, RunnerStats, Verdict
 from localrun.errors import EngineFailed, LocalrunError
+from localrun.ipc.messages import Share
 from localrun.runner.engine.cache import Holder, KvCache
 from localrun.runner.engine.context import Context
 from localrun.runner.engine.cost_model import CostModel
@@ -38,7 +39,7 @@ from localrun.runner.engine.scheduler import (
 from localrun.runner.engine.self_test import self_test
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
-from localrun.runner.measure import used_cpu_s
+from localrun.runner.measure import process_cpu_s, used_cpu_s
 from localrun.runner.model import Model
 
 # One in so many cells stays free when sequences are admitted, as vLLM's watermark.
@@ -90,7 +91,7 @@ class Engine:
         *,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.inbox: SimpleQueue[Sequence | Remove] = SimpleQueue()
+        self.inbox: SimpleQueue[Sequence | Remove | Share] = SimpleQueue()
         self._model = model
         self._spec = spec
         self._emit = emit
@@ -106,8 +107,10 @@ class Engine:
         self._n_tests = 0
         self._context = Context(model, spec, self._costs, self._meter)
         samplers = SamplerPool(n_helpers(spec.n_threads))
-        governor = Governor(spec.n_threads, used_cpu_s, clock_ns() / 1e9)
-        self._evaluator = Evaluator(model, self._costs, self._meter, samplers, governor, clock_ns)
+        self._governor = Governor(spec.n_threads, used_cpu_s, process_cpu_s, clock_ns() / 1e9)
+        self._evaluator = Evaluator(
+            model, self._costs, self._meter, samplers, self._governor, clock_ns
+        )
         self._admitted: list[Sequence] = []
         self._tokens: list[TokenOut] = []
         self._failed: list[tuple[Sequence, LocalrunError]] = []
@@ -176,7 +179,11 @@ class Engine:
                 message = self.inbox.get(timeout=timeout_s)
             except Empty:
                 return changed
-            block, changed = False, True
+            block = False
+            if isinstance(message, Share):
+                self._governor.share(message.n_active, message.siblings)
+                continue
+            changed = True
             if isinstance(message, Remove):
                 self._remove(message)
             else:
@@ -466,6 +473,7 @@ class Engine:
             "kv_cells_free": ledger.n_free,
             "kv_cells_used_max": ledger.n_used_max,
             "host_tier_bytes": self._context.host.n_bytes,
+            "threads": self._governor.n_threads,
         }
 
 

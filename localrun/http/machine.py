@@ -1,0 +1,23 @@
+"""The route about the machine that the daemon runs on. What there is to say is `diagnosis`'s."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localrun.diagnosis import Diagnosis
+from localrun.wire.native_models import encode_machine
+from localrun.wire.streams import JSON_TYPE
+
+Diagnose = Callable[[], Awaitable[Diagnosis]]
+
+
+class MachineApi:
+    """What this machine offers to models."""
+
+    def __init__(self, diagnose: Diagnose) -> None:
+        self._diagnose = diagnose
+
+    async def devices(self, request: Request) -> Response:
+        """Devices and their memory now, CPUs, build, folder of the models."""
+        return Response(encode_machine(await self._diagnose()), media_type=JSON_TYPE)

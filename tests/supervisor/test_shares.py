@@ -1,0 +1,77 @@
+"""Which runner hears of which others, and when."""
+
+from collections.abc import Callable
+
+from localrun.supervisor.shares import Shares
+
+
+class FakeRunner:
+    """Keeps what it was told."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.is_active = self.is_lost = False
+        self.on_activity: Callable[[], object] = lambda: None
+        self.told: list[tuple[int, tuple[int, ...]]] = []
+
+    def share(self, n_active: int, siblings: tuple[int, ...]) -> None:
+        self.told.append((n_active, siblings))
+
+    def become(self, *, active: bool) -> None:
+        self.is_active = active
+        self.on_activity()
+
+
+def joined(*pids: int) -> list[FakeRunner]:
+    shares = Shares()
+    runners = [FakeRunner(pid) for pid in pids]
+    for runner in runners:
+        shares.join(runner)
+    return runners
+
+
+def test_a_runner_alone_hears_nothing() -> None:
+    (one,) = joined(1)
+    one.become(active=True)
+    one.become(active=False)
+    assert one.told == []
+
+
+def test_those_who_are_active_hear_of_each_other_and_of_idle_ones() -> None:
+    one, two, idle = joined(1, 2, 3)
+    one.become(active=True)
+    assert one.told == [(1, (2, 3))]
+    two.become(active=True)
+    assert (one.told[-1], two.told) == ((2, (2, 3)), [(2, (1, 3))])
+    one.become(active=False)
+    assert (len(one.told), two.told[-1], idle.told) == (2, (1, (1, 3)), [])
+
+
+def test_nothing_is_said_twice() -> None:
+    one, two = joined(1, 2)
+    one.become(active=True)
+    two.become(active=True)
+    n_told = len(one.told)
+    one.on_activity()
+    two.on_activity()
+    assert (len(one.told), len(two.told)) == (n_told, 1)
+
+
+def test_what_changed_while_it_was_idle_is_told_with_its_next_request() -> None:
+    one, two = joined(1, 2)
+    one.become(active=True)
+    two.become(active=True)
+    one.become(active=False)
+    two.become(active=False)
+    assert one.told[-1] == (2, (2,))
+    one.become(active=True)
+    assert one.told[-1] == (1, (2,))
+
+
+def test_a_lost_runner_shares_no_more() -> None:
+    one, two = joined(1, 2)
+    one.become(active=True)
+    two.become(active=True)
+    two.is_lost = True
+    two.become(active=False)
+    assert one.told[-1] == (1, ())
