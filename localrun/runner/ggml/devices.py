@@ -11,6 +11,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
+from localrun.ipc.messages import LAST_WORDS
 from localrun.memory import CPU, Device, DeviceKind
 from localrun.placement.layers import overhead_of
 from localrun.runner.ggml import library, rpc
@@ -23,9 +24,6 @@ _KINDS: dict[int, DeviceKind] = {
     library.TYPE_IGPU: "igpu",
     library.TYPE_ACCEL: "accel",
 }
-
-# Begins the line on stderr that says why this process is about to end.
-LAST_WORDS = "localrun-runner: "
 
 
 @dataclass(frozen=True, slots=True)
