@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from moe_model import EXPERT_BYTES, N_LAYERS, write_moe_model
 from rpc_server import RpcServer
 
 from localrun.core import LoadOptions, LoadSpec, SamplingParams
@@ -316,3 +317,30 @@ def test_plans_are_messages(rig: Rig, smollm2_path: Path) -> None:
     answer = rig.library.plan(rig.spec(smollm2_path, 100), {})
     data = msgspec.msgpack.encode(answer)
     assert msgspec.msgpack.decode(data, type=Planned) == answer
+
+
+@pytest.fixture(scope="module")
+def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_moe_model(tmp_path_factory.mktemp("moe") / "moe.gguf")
+
+
+@pytest.mark.parametrize("n_kept_out", [0, 2, N_LAYERS])
+def test_experts_leave_the_gpu_before_layers_do(rig: Rig, moe_path: Path, n_kept_out: int) -> None:
+    fields: dict[str, Any] = {"n_ctx": 256, "n_parallel": 1}
+    needs = rig.plan(rig.spec(moe_path, 4000, **fields)).needs["RPC0"]
+    n_bytes = needs.total_bytes + needs.kv_bytes // 2 - n_kept_out * EXPERT_BYTES
+    overhead = rig.totals["RPC0"] - GPU_MARGIN_BYTES - n_bytes
+    spec = rig.spec(moe_path, **fields)
+    spec = msgspec.structs.replace(spec, gpu_overhead_bytes={"RPC0": overhead})
+    plan = rig.plan(spec)
+    assert plan.fits
+    assert (plan.split.n_gpu_layers, plan.split.n_cpu_experts) == (N_LAYERS + 1, n_kept_out)
+    assert needs.weights_bytes - plan.needs["RPC0"].weights_bytes == n_kept_out * EXPERT_BYTES
+    model = rig.library.load(spec, plan.split, lambda _fraction: None, started)
+    assert isinstance(model, LlamaModel)
+    try:
+        sizes = {name: need.total_bytes for name, need in plan.needs.items()}
+        assert model.info.device_bytes == sizes
+        assert model.forward([1, 2], [0, 1], [0, 0], [False, True]) == 0
+    finally:
+        model.close()

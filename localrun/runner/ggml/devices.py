@@ -17,6 +17,7 @@ from localrun.placement.layers import overhead_of
 from localrun.runner.ggml import library, rpc
 from localrun.runner.ggml.log import log
 from localrun.runner.measure import free_ram_bytes, total_ram_bytes
+from localrun.runner.model import LoadRefused
 
 _KINDS: dict[int, DeviceKind] = {
     library.TYPE_CPU: "cpu",
@@ -103,7 +104,9 @@ class Machine:
         return self._device(name, overheads)
 
     def handle(self, name: str) -> int:
-        """llama.cpp's device. Raises KeyError for a name that the last look did not see."""
+        """llama.cpp's device. Raises LoadRefused for a name that the last look did not see."""
+        if name not in self._known:
+            raise LoadRefused(f"the device {name} is not there any more")
         return self._known[name].handle
 
     def endpoint(self, name: str) -> str:
