@@ -39,7 +39,7 @@ from localrun.runner.ggml.devices import Found, Machine
 from localrun.runner.ggml.probe import Measured, Probe
 from localrun.runner.model import Berth, LoadRefused
 
-# Proposals that are measured before the model goes to RAM. The second one is nearly always right.
+# Proposals that are measured before the model goes to RAM. The first one is nearly always right.
 _MAX_ROUNDS = 4
 
 # All layers, however many there are.
