@@ -4,6 +4,7 @@ Owns the names: llama.cpp's own, except that a device of an RPC server is number
 its server in the setting, so that it keeps its name while another server is away.
 """
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,8 @@ def _set_last_words(machine: Machine) -> Any:
 
     def report(message: bytes) -> None:
         text = message.decode("utf-8", "replace").strip()
+        head, _, rest = text.partition(" ")
+        text = f"{os.path.basename(head)} {rest}"  # of file:line, without where it was built
         if "RPC" in text:
             servers = ", ".join(sorted(machine._servers))
             text = f"the RPC server {servers} was lost: {text}"
