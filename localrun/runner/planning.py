@@ -8,6 +8,8 @@ is measured is allocated.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from localrun.core import LoadSpec
 from localrun.ipc.messages import Planned
 from localrun.memory import CPU, Device, Fit, Need, Plan, Split
@@ -37,7 +39,7 @@ from localrun.runner.ggml.devices import Found, Machine
 from localrun.runner.ggml.probe import Measured, Probe
 from localrun.runner.model import Berth, LoadRefused
 
-# Proposals that are measured before the model goes to RAM. The second one is nearly always right.
+# Proposals that are measured before the model goes to RAM. The first one is nearly always right.
 _MAX_ROUNDS = 4
 
 # All layers, however many there are.
@@ -66,9 +68,7 @@ class Planner:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._spec: LoadSpec | None = None
-        self._models: dict[Split, _Model] = {}
-        self._measured: dict[tuple[Split, Shape], Measured] = {}
+        self._measurements: _Measurements | None = None
         self._berths: dict[Split, Berth] = {}
 
     def plan(
@@ -78,16 +78,17 @@ class Planner:
 
         Raises LoadRefused.
         """
-        if spec != self._spec:
-            self._spec, self._models, self._measured, self._berths = spec, {}, {}, {}
+        if self._measurements is None or self._measurements.spec != spec:
+            self._measurements, self._berths = _Measurements(spec, self._machine), {}
         found = self._machine.look(spec.rpc_servers, spec.gpu_overhead_bytes)
         room = rooms(
             found.devices, held, spec.gpu_overhead_bytes, extra_margin_bytes=extra_margin_bytes
         )
-        try:
-            plan, berth = _Planning(self, spec, found, room).run(held)
-        except BadWish as error:
-            raise LoadRefused(str(error)) from None
+        with self._measurements as measurements:
+            try:
+                plan, berth = _Planning(measurements, found, room).run(held)
+            except BadWish as error:
+                raise LoadRefused(str(error)) from None
         self._berths[plan.split] = berth
         return Planned(plan, tuple(found.away))
 
@@ -96,34 +97,63 @@ class Planner:
 
         Raises LoadRefused, without a split also for a model that has no room now.
         """
-        if split is not None and spec == self._spec and split in self._berths:
+        known = self._measurements is not None and self._measurements.spec == spec
+        if split is not None and known and split in self._berths:
             return self._berths[split]
         plan = self.plan(spec, {}).plan
         if split is None and not plan.fits:
             raise LoadRefused(shortage(plan))
-        if split is None or split in self._berths:
-            return self._berths[plan.split if split is None else split]
-        model = next(iter(self._models.values()))
-        measured = self.measure(spec, split, model.least_shape)
-        return Berth(split, measured.needs, model.least_shape, model.facts.cell_bytes)
+        berth = self._berths[plan.split]
+        if split is None or split == plan.split:
+            return berth
+        assert self._measurements is not None
+        with self._measurements as measurements:
+            needs = measurements.of(split, berth.shape).needs
+        return Berth(split, needs, berth.shape, berth.cell_bytes)
 
-    def model(self, spec: LoadSpec, devices: tuple[Device, ...]) -> _Model:
+
+class _Measurements:
+    """What has been measured of one spec. Within `with`, the last probe stays open."""
+
+    def __init__(self, spec: LoadSpec, machine: Machine) -> None:
+        self.spec = spec
+        self._machine = machine
+        self._models: dict[str, _Model] = {}
+        self._known: dict[tuple[Split, Shape], Measured] = {}
+        self._open: tuple[Split, Probe] | None = None
+
+    def __enter__(self) -> "_Measurements":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        # It has a vocabulary in memory, and RPC servers to itself.
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def model(self, devices: tuple[Device, ...]) -> _Model:
         """The sizes of the parts, measured with all layers on a GPU if there is one."""
         gpus, _ = usable(devices)
-        is_on_gpu = bool(gpus) and spec.n_gpu_layers != 0
-        split = Split(_ALL, (gpus[0].name,), (1,)) if is_on_gpu else Split()
-        if split not in self._models:
-            with Probe(spec, split, self._machine) as probe:
-                self._models[split] = _read_model(spec, probe)
-        return self._models[split]
+        name = gpus[0].name if gpus and self.spec.n_gpu_layers != 0 else CPU
+        if name not in self._models:
+            probe = self._probe(Split() if name == CPU else Split(_ALL, (name,), (_ALL,)))
+            self._models[name] = model = _read_model(self.spec, probe)
+            if name != CPU:
+                n = model.whole.n_layers
+                self._open = (Split(n, (name,), (n,)), probe)
+        return self._models[name]
 
-    def measure(self, spec: LoadSpec, split: Split, *shapes: Shape) -> Measured:
-        """The last of `shapes` with `split`; all of them cost as much as one."""
-        if any((split, shape) not in self._measured for shape in shapes):
-            with Probe(spec, split, self._machine) as probe:
-                for shape in shapes:
-                    self._measured[split, shape] = probe.measure(shape)
-        return self._measured[split, shapes[-1]]
+    def of(self, split: Split, shape: Shape) -> Measured:
+        """What `split` takes with a context of this shape. Raises LoadRefused."""
+        if (split, shape) not in self._known:
+            self._known[split, shape] = self._probe(split).measure(shape)
+        return self._known[split, shape]
+
+    def _probe(self, split: Split) -> Probe:
+        if self._open is None or self._open[0] != split:
+            self.__exit__()
+            self._open = (split, Probe(self.spec, split, self._machine))
+        return self._open[1]
 
 
 def _read_model(spec: LoadSpec, probe: Probe) -> _Model:
@@ -156,12 +186,12 @@ def _roomy(sizes: Sizes) -> Sizes:
 class _Planning:
     """One plan in the making."""
 
-    def __init__(self, planner: Planner, spec: LoadSpec, found: Found, room: Room) -> None:
-        self._planner = planner
-        self._spec = spec
+    def __init__(self, measurements: _Measurements, found: Found, room: Room) -> None:
+        self._measurements = measurements
+        self._spec = spec = measurements.spec
         self._found = found
         self._room = room
-        self._model = planner.model(spec, found.devices)
+        self._model = measurements.model(found.devices)
         self._in_ram = {one.name for one in found.devices if one.kind == "igpu"} | {CPU}
         self._wishes = Wishes(
             None if spec.n_gpu_layers < 0 else spec.n_gpu_layers,
@@ -179,7 +209,7 @@ class _Planning:
             if not now.fits:
                 break
             shape = self._model.shape(now)
-            measured = self._measure(now.split, shape)
+            measured = self._measurements.of(now.split, shape)
             if self._has_room(measured.needs):
                 shape, measured = self._grow(now.split, shape, measured)
                 return self._result(now, held, shape, measured.needs)
@@ -187,16 +217,18 @@ class _Planning:
         else:
             self._wishes = replace(self._wishes, n_gpu_layers=0)
             now = self._propose(self._room.now)
-        needs = needs_of(self._model.least, now.split)
+        needs = {
+            name: msgspec.structs.replace(
+                need, compute_bytes=need.compute_bytes + self._unforeseen.get(name, 0)
+            )
+            for name, need in needs_of(self._model.least, now.split).items()
+        }
         return self._result(now, held, self._model.least_shape, needs)
 
     def _propose(self, room: Mapping[str, int]) -> Proposal:
         left = {name: max(0, n - self._unforeseen.get(name, 0)) for name, n in room.items()}
         model = self._model
         return propose(model.whole, model.least, self._found.devices, left, self._wishes)
-
-    def _measure(self, split: Split, *shapes: Shape) -> Measured:
-        return self._planner.measure(self._spec, split, *shapes)
 
     def _has_room(self, needs: Mapping[str, Need]) -> bool:
         return has_room(needs, self._room.now, self._in_ram)
@@ -223,7 +255,7 @@ class _Planning:
         shape = choose_shape(spec, model.facts, free_bytes, n_ctx=spec.n_ctx)
         if shape.n_cells <= least.n_cells:
             return least, measured
-        grown = self._measure(split, shape)
+        grown = self._measurements.of(split, shape)
         return (shape, grown) if self._has_room(grown.needs) else (least, measured)
 
     def _result(

@@ -1,6 +1,6 @@
 """What is measured without allocating is what a load then takes, on each device, byte for byte."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,28 @@ def test_in_ram(path: Path, machine: Machine) -> None:
 def test_on_a_gpu(path: Path, split: Split, machine: Machine, rpc_server: RpcServer) -> None:
     assert not machine.look((rpc_server.endpoint,)).away
     check_all(spec_of(path, use_mmap=False), split, machine)
+
+
+@MODELS
+@pytest.mark.parametrize(("n", "layers"), [(99, (5, 5)), (12, (5, 7))], ids=["all", "some"])
+def test_on_two_gpus(
+    path: Path,
+    n: int,
+    layers: tuple[int, ...],
+    machine: Machine,
+    rpc_server: RpcServer,
+    start_rpc_server: Callable[[], RpcServer],
+) -> None:
+    assert not machine.look((rpc_server.endpoint, start_rpc_server().endpoint)).away
+    split = Split(n, ("RPC0", "RPC1"), layers)
+    spec = spec_of(path, use_mmap=False)
+    with loaded(spec, split, machine) as model, Probe(spec, split, machine) as probe:
+        for shape in SHAPES:
+            measured = probe.measure(shape).needs
+            model.open(shape)
+            assert model._needs.keys() == measured.keys()
+            for name, need in model._needs.items():
+                assert measured[name].total_bytes == pytest.approx(need.total_bytes, rel=0.01)
 
 
 @MODELS

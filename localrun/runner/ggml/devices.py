@@ -11,11 +11,13 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
+from localrun.ipc.messages import LAST_WORDS
 from localrun.memory import CPU, Device, DeviceKind
 from localrun.placement.layers import overhead_of
 from localrun.runner.ggml import library, rpc
 from localrun.runner.ggml.log import log
 from localrun.runner.measure import free_ram_bytes, total_ram_bytes
+from localrun.runner.model import LoadRefused
 
 _KINDS: dict[int, DeviceKind] = {
     library.TYPE_CPU: "cpu",
@@ -23,9 +25,6 @@ _KINDS: dict[int, DeviceKind] = {
     library.TYPE_IGPU: "igpu",
     library.TYPE_ACCEL: "accel",
 }
-
-# Begins the line on stderr that says why this process is about to end.
-LAST_WORDS = "localrun-runner: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,9 @@ class Machine:
         return self._device(name, overheads)
 
     def handle(self, name: str) -> int:
-        """llama.cpp's device. Raises KeyError for a name that the last look did not see."""
+        """llama.cpp's device. Raises LoadRefused for a name that the last look did not see."""
+        if name not in self._known:
+            raise LoadRefused(f"the device {name} is not there any more")
         return self._known[name].handle
 
     def endpoint(self, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
-_WARN = 3
+_DEBUG, _WARN = 1, 3
 _CONTINUED = 5
 _MIB = 1 << 20
 
@@ -32,9 +32,10 @@ class Lines:
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def add(self, line: str) -> None:
-        """One more."""
-        self._lines.append(line)
+    def add(self, level: int, line: str) -> None:
+        """One more. Of what is only told to find bugs, the places of layers are kept."""
+        if level > _DEBUG or _KV_LAYER_LINE.search(line):
+            self._lines.append(line)
 
     @property
     def lacks_memory(self) -> bool:
@@ -85,7 +86,7 @@ class Log:
         self._level = self._level if level == _CONTINUED else level
         line = text.decode("utf-8", "replace")
         for reader in self._readers:
-            reader.add(line)
+            reader.add(self._level, line)
         if self._level >= _WARN:
             sys.stderr.write(line)
             sys.stderr.flush()

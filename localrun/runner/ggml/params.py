@@ -43,15 +43,24 @@ def model_params(spec: LoadSpec, split: Split, handle_of: Callable[[str], int]) 
     params.tensor_split = shares
     params.n_gpu_layers = split.n_gpu_layers if n else 0
     kept: tuple[Any, ...] = (devices, shares)
-    if split.n_cpu_experts:
-        numbers = "|".join(str(number) for number in range(split.n_cpu_experts))
-        pattern = f"blk\\.({numbers}){EXPERTS}".encode()
+    if pattern := _kept_in_ram(split):
         overrides = (_Override * 2)(_Override(pattern, library.cpu_buffer_type()), _Override())
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         kept = (*kept, overrides, pattern)
     if spec.use_mmap is not None:
         params.load_mode = _LOAD_MODE_MMAP if spec.use_mmap else _LOAD_MODE_NONE
     return ModelParams(params, kept)
+
+
+def _kept_in_ram(split: Split) -> bytes:
+    """A pattern of the tensors that stay in RAM although their layer does not."""
+    if split.n_cpu_experts:
+        numbers = "|".join(str(number) for number in range(split.n_cpu_experts))
+        return f"blk\\.({numbers}){EXPERTS}".encode()
+    # With several GPUs llama.cpp keeps four copies of some buffers, so that one works on a part
+    # of a batch while the next one is at an earlier part. Our batches have one part. It does
+    # without the copies where there is an override, whether or not it is ever used.
+    return b"^nothing$" if len(split.devices) > 1 else b""
 
 
 def without_allocation(params: ModelParams) -> ModelParams:

@@ -133,7 +133,24 @@ class Probe:
         kv = lines.kv_bytes(len(self._tensors.blocks))
         if needs is None:
             needs = self._added_up(kv, lines, shape)
-        return Measured(needs, tuple(kv))
+        return Measured(self._as_loaded(needs), tuple(kv))
+
+    def _as_loaded(self, needs: dict[str, Need]) -> dict[str, Need]:
+        """With a copy of an input that llama.cpp only plans for when it really loads.
+
+        Seen on the later ones of several GPUs that have the whole model, up to what the first one
+        takes; measured and loaded are equal in all other cases.
+        """
+        devices = self._split.devices
+        if len(devices) < 2 or self._split.n_gpu_layers <= len(self._tensors.blocks):
+            return needs
+        first = needs[devices[0]].compute_bytes
+        return {
+            name: replace(need, compute_bytes=max(first, need.compute_bytes))
+            if name in devices
+            else need
+            for name, need in needs.items()
+        }
 
     def _added_up(self, kv: list[int], lines: Lines, shape: Shape) -> dict[str, Need]:
         tensors = self._tensors

@@ -19,13 +19,13 @@ _LENGTH = struct.Struct("<Q")
 _MAX_ANSWER_BYTES = 1024
 
 
-def problem_of(endpoint: str, timeout_s: float = TIMEOUT_S) -> str:
+def problem_of(endpoint: str, timeout_s: float | None = None) -> str:
     """Why the server at host:port cannot be used now; an empty text when it can."""
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         return "it is not of the form host:port"
     try:
-        connection = socket.create_connection((host, int(port)), timeout_s)
+        connection = socket.create_connection((host, int(port)), timeout_s or TIMEOUT_S)
     except OSError as error:
         return f"nobody answers there ({error.strerror or error})"
     with connection:
