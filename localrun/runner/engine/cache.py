@@ -6,8 +6,7 @@ the model and in the host tier. Ended sequences stay as donors while nobody need
 """
 
 import itertools
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from localrun.runner.engine.cost_model import CostModel
@@ -50,9 +49,16 @@ class KvCache:
     """Owns the context's cells and ids. Engine thread only."""
 
     def __init__(
-        self, model: Model, shape: Shape, host: HostTier, costs: CostModel, meter: Meter
+        self,
+        model: Model,
+        shape: Shape,
+        host: HostTier,
+        costs: CostModel,
+        meter: Meter,
+        clock_ns: Callable[[], int],
     ) -> None:
         self._model = model
+        self._clock_ns = clock_ns
         self._host = host
         self._meter = meter
         self._costs = costs
@@ -62,7 +68,7 @@ class KvCache:
         self._free_ids = set(range(shape.n_ids))
         self._donors: dict[int, Donor] = {}
         self._running: dict[int, Sequence] = {}
-        self._clock = itertools.count(1)
+        self._uses = itertools.count(1)
 
     # ---- what can be had
 
@@ -224,10 +230,10 @@ class KvCache:
     def _restore(self, sequence: Sequence, data: State, n_saved: int, n_wanted: int) -> bool:
         if not self.make_room(n_saved) or n_saved > self.ledger.room(sequence.kv_id):
             return False
-        began = time.perf_counter()
+        began_ns = self._clock_ns()
         if not self._model.restore(sequence.kv_id, data):
             return False
-        self._costs.saw_restore(n_saved, time.perf_counter() - began)
+        self._costs.saw_restore(n_saved, (self._clock_ns() - began_ns) / 1e9)
         self.ledger.grow(sequence.kv_id, n_saved)
         self._trim(sequence, n_wanted)
         sequence.n_done = self.ledger.length(sequence.kv_id)
@@ -261,7 +267,7 @@ class KvCache:
             self._free(kv_id)
             return
         tokens = sequence.tokens[:n]
-        self._donors[kv_id] = Donor(kv_id, tokens, sequence.scope, next(self._clock))
+        self._donors[kv_id] = Donor(kv_id, tokens, sequence.scope, next(self._uses))
         self._bound_idle()
 
     def cancel(self, sequence: Sequence) -> None:
@@ -352,14 +358,14 @@ class KvCache:
         self._free_ids.add(kv_id)
 
     def _save(self, kv_id: int) -> State:
-        began = time.perf_counter()
+        began_ns = self._clock_ns()
         data = self._model.save(kv_id)
-        self._costs.saw_save(self.ledger.length(kv_id), time.perf_counter() - began)
+        self._costs.saw_save(self.ledger.length(kv_id), (self._clock_ns() - began_ns) / 1e9)
         return data
 
     def _use(self, holder: Holder) -> None:
         if isinstance(holder, Donor):
-            holder.used_at = next(self._clock)
+            holder.used_at = next(self._uses)
         elif isinstance(holder, Saved):
             self._host.touch(holder)
 

@@ -1,5 +1,7 @@
 """The context around the weights: which one there is, and when another one takes its place."""
 
+from collections.abc import Callable
+
 from localrun.core import KvLayout, LoadSpec, Verdict
 from localrun.runner.engine.cache import KvCache
 from localrun.runner.engine.cost_model import CostModel
@@ -12,8 +14,16 @@ from localrun.runner.model import LoadRefused, Model
 class Context:
     """Owns shape and KV cache, and the host tier, which outlives them. Engine thread only."""
 
-    def __init__(self, model: Model, spec: LoadSpec, costs: CostModel, meter: Meter) -> None:
+    def __init__(
+        self,
+        model: Model,
+        spec: LoadSpec,
+        costs: CostModel,
+        meter: Meter,
+        clock_ns: Callable[[], int],
+    ) -> None:
         self._model = model
+        self._clock_ns = clock_ns
         self._spec = spec
         self._costs = costs
         self._meter = meter
@@ -75,7 +85,9 @@ class Context:
         """An empty context. Raises LoadRefused."""
         self._model.open(shape)
         self.shape = shape
-        self.cache = KvCache(self._model, shape, self.host, self._costs, self._meter)
+        self.cache = KvCache(
+            self._model, shape, self.host, self._costs, self._meter, self._clock_ns
+        )
 
     def alternatives(self) -> list[tuple[KvLayout, bool]]:
         """The (layout, flash attention) that settings and memory leave open."""

@@ -105,7 +105,7 @@ class Engine:
         self.running: list[Sequence] = []  # in order of arrival
         self._n_ctx = 0  # the largest window among new arrivals
         self._n_tests = 0
-        self._context = Context(model, spec, self._costs, self._meter)
+        self._context = Context(model, spec, self._costs, self._meter, clock_ns)
         samplers = SamplerPool(n_helpers(spec.n_threads))
         self._governor = Governor(spec.n_threads, used_cpu_s, process_cpu_s, clock_ns() / 1e9)
         self._evaluator = Evaluator(
