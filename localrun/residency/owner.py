@@ -235,13 +235,14 @@ class Residency(Generic[R]):
         self._entries[spec.key] = entry
         _log.info("loading %s: window %d, threads %d", waiter.model, spec.n_ctx, spec.n_threads)
         entry.loading = self._spawn(self._bring_in(entry), f"load {spec.key}")
+        # Not in the task itself: one that is cancelled before its first step runs none of it.
+        entry.loading.add_done_callback(
+            lambda task: self._post(lambda: self._remove(entry)) if task.cancelled() else None
+        )
 
     async def _bring_in(self, entry: Entry[R]) -> None:
         try:
             runner = await self._load(entry)
-        except asyncio.CancelledError:
-            self._post(lambda: self._remove(entry))
-            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             failure = _load_failure(error)
             self._post(lambda: self._not_loaded(entry, failure))

@@ -398,6 +398,21 @@ def test_a_stop_during_a_load_ends_it_and_tells_those_who_wait() -> None:
     run(story())
 
 
+def test_a_stop_that_comes_with_the_request_leaves_nothing_stuck() -> None:
+    async def story() -> None:
+        world = World()
+        wanted = world.ask("a")
+        await asyncio.sleep(0)
+        world.residency.unload("a")  # before the load has made its first step
+        with pytest.raises(LoadFailed):
+            await wanted
+        await world.settle()
+        assert (world.loaded(), world.launched) == ({}, [])
+        await world.lease("a")
+
+    run(story())
+
+
 def test_a_stop_that_comes_as_the_load_ends_lets_those_who_waited_finish() -> None:
     async def story() -> None:
         world = World()
