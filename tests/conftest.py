@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from live import Daemon, write_fake_model
 from real_models import GEMMA3, SMOLLM2, fetch
+from rpc_server import RpcServer
 
 # llama.cpp in the tests' own process: with libgomp's default each thread spins while the others
 # wait for a core, and on a busy machine a second of work takes minutes. It is read at load.
@@ -64,6 +65,30 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     yield start
     for daemon in daemons:
         daemon.kill()
+
+
+@pytest.fixture
+def start_rpc_server() -> Iterator[Callable[[], RpcServer]]:
+    """Starts RPC servers on loopback, each a GPU to whoever uses it; ends them with the test."""
+    servers: list[RpcServer] = []
+
+    def start() -> RpcServer:
+        servers.append(RpcServer())
+        return servers[-1].wait_ready()
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def rpc_server() -> Iterator[RpcServer]:
+    """One RPC server for a whole file."""
+    server = RpcServer()
+    try:
+        yield server.wait_ready()
+    finally:
+        server.kill()
 
 
 @pytest.fixture

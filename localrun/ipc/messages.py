@@ -21,6 +21,9 @@ from localrun.core import (
 )
 from localrun.memory import Device, Plan, Split
 
+# Begins the line on stderr in which a runner says why it is about to end.
+LAST_WORDS = "localrun-runner: "
+
 # ---- read by the runner
 
 

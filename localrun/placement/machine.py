@@ -5,13 +5,14 @@ Source: cgroups(7); the kernel's cgroup-v2.rst and sched-bwc.rst.
 
 import os
 import platform
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
 
-_PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
+from localrun.cgroups import CGROUPS, PROC, folders
+
+_PROC = PROC
+_CGROUPS = CGROUPS
 
 
 def n_cpus() -> int:
@@ -33,32 +34,8 @@ def cpu_model(proc: Path = _PROC) -> str:
 
 def _quota(proc: Path, root: Path) -> int | None:
     """Whole CPUs that our cgroup and all above it grant, at least one; None without a quota."""
-    quotas = [quota for folder in _folders(proc, root) if (quota := _quota_of(folder))]
+    quotas = [quota for folder in folders("cpu", proc, root) if (quota := _quota_of(folder))]
     return max(1, int(min(quotas))) if quotas else None
-
-
-def _folders(proc: Path, root: Path) -> Iterator[Path]:
-    """The folders of our cgroup and of those above it, in v2 and in v1's cpu controller."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    yield root
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # A container sees its own cgroup as the root of the file system, and may still be told
-        # the host's path, which leads nowhere here; outside of its namespace it begins with `..`.
-        parts = () if ".." in path else PurePosixPath(path).parts[1:]
-        if not controllers:
-            hierarchies = [root, root / "unified"]
-        elif "cpu" in controllers.split(","):
-            hierarchies = [root / "cpu", root / controllers]
-        else:
-            continue
-        for folder in hierarchies:
-            yield folder
-            for depth in range(len(parts)):
-                yield folder.joinpath(*parts[: depth + 1])
 
 
 def _quota_of(folder: Path) -> float | None:

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from localrun.core import LoadSpec
 from localrun.ipc.messages import (
     Cancel,
     ListDevices,
@@ -33,8 +34,9 @@ from localrun.ipc.messages import (
 from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.layout import window_of
 from localrun.runner.io import Channel
-from localrun.runner.loading import Question, loaded
+from localrun.runner.loading import Question, answer_until_loaded
 from localrun.runner.model import LoadRefused as Refused
+from localrun.runner.model import Model
 from localrun.runner.prompt.prepare import PromptThread
 from localrun.runner.text import TextMessage, TextThread
 
@@ -116,9 +118,12 @@ def _guarded(target: Callable[..., None], *arguments: object) -> None:
 
 def _serve(channel: Channel, inboxes: Inboxes) -> None:
     """The engine thread: loads, starts the other two, then steps for ever."""
+
+    def start(spec: LoadSpec, model: Model) -> tuple[LoadSpec, Model, Engine]:
+        return spec, model, Engine(model, spec, inboxes.text.put)
+
     try:
-        spec, model = loaded(inboxes.load.get, channel.send)
-        engine = Engine(model, spec, inboxes.text.put)
+        spec, model, engine = answer_until_loaded(inboxes.load.get, channel.send, start)
     except Refused as error:
         channel.send(Outbox((LoadRefused(str(error)),)))
         os._exit(EXIT_REFUSED)
@@ -130,6 +135,10 @@ def _serve(channel: Channel, inboxes: Inboxes) -> None:
     text = TextThread(model.vocab, inboxes.text, engine.inbox, channel.send)
 
     def window(n_ctx: int) -> int:
+        # What a device has free is only asked when the present context is too small: a driver
+        # takes its time, and an RPC server answers between two forwards.
+        if n_ctx <= model.info.n_ctx:
+            return n_ctx
         return window_of(spec, model.facts, model.free_bytes(), n_ctx)
 
     prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put, window)

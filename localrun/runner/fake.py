@@ -9,20 +9,23 @@ the script is token 256 + i, and END ends a generation.
 import os
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import gguf
 import msgspec
 from msgspec import Struct
 
 from localrun.core import LoadSpec, RunnerInfo, SamplingParams
+from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import CPU, Fit, Need, Plan, Split
 from localrun.runner.engine.layout import ModelFacts, Shape
-from localrun.runner.model import LoadRefused, OnProgress, State
+from localrun.runner.model import LoadRefused, Model, OnProgress, State
 
 SCRIPT_KEY = "localrun.script"
+
+T = TypeVar("T")
 
 _FIRST_PIECE = 256
 _END = 1_000_000
@@ -118,24 +121,39 @@ class _Cell:
     n_owners: int = 1
 
 
-def plan(spec: LoadSpec, held: Mapping[str, int]) -> Plan:
-    """How the script would be loaded beside the `held` bytes of other models. Looks at no memory.
+class FakeLibrary:
+    """Plans and loads scripts; see `loading.Library`. Looks at no memory."""
 
-    Raises LoadRefused for a file without a script.
-    """
-    script = _read_script(spec.weights_path)
-    n_bytes = _size(script, spec)
-    free_bytes = max(0, script.machine_bytes - held.get(CPU, 0))
-    fit: Fit = "now" if n_bytes <= free_bytes else "crowded"
-    return Plan(
-        fit=fit if n_bytes <= script.machine_bytes else "never",
-        split=Split(),
-        needs={CPU: Need(weights_bytes=n_bytes)},
-        available={CPU: free_bytes},
-        n_ctx=spec.n_ctx,
-        n_cells=spec.n_ctx * spec.n_parallel,
-        reasons=("the script says so",),
-    )
+    def list_devices(self, rpc_servers: tuple[str, ...]) -> DevicesListed:
+        """None: a script computes nothing."""
+        return DevicesListed(())
+
+    def plan(self, spec: LoadSpec, held: Mapping[str, int]) -> Planned:
+        """How the script would be loaded beside the `held` bytes of other models."""
+        script = _read_script(spec.weights_path)
+        n_bytes = _size(script, spec)
+        free_bytes = max(0, script.machine_bytes - held.get(CPU, 0))
+        fit: Fit = "now" if n_bytes <= free_bytes else "crowded"
+        plan = Plan(
+            fit=fit if n_bytes <= script.machine_bytes else "never",
+            split=Split(),
+            needs={CPU: Need(weights_bytes=n_bytes)},
+            available={CPU: free_bytes},
+            n_ctx=spec.n_ctx,
+            n_cells=spec.n_ctx * spec.n_parallel,
+            reasons=("the script says so",),
+        )
+        return Planned(plan)
+
+    def load(
+        self,
+        spec: LoadSpec,
+        split: Split | None,
+        on_progress: OnProgress,
+        start: Callable[[LoadSpec, Model], T],
+    ) -> T:
+        """Plays the load. Raises LoadRefused."""
+        return start(spec, FakeModel(spec, on_progress))
 
 
 class FakeModel:
@@ -158,6 +176,8 @@ class FakeModel:
         self._n_bytes = _size(script, spec)
         self._outputs: list[int] = []  # ids of the last forward's output rows
         self._n_forwards = 0
+
+    first_shape: Shape | None = None
 
     def free_bytes(self) -> int:
         """Enough for whatever a test asks."""

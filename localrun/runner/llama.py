@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python's low-level API: the only file that imports llama_cpp.
+"""A model in llama.cpp, through llama-cpp-python's low-level API.
 
 Several mistakes are no errors in llama.cpp but assertions that end the process (an oversized
 batch, a sequence id out of range, more output rows than reserved), so every call that could make
@@ -8,9 +8,8 @@ engine thread. Arrays from `llama_get_logits` die at the next decode.
 
 import ctypes
 import os
-import re
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
@@ -18,49 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.core import LoadSpec, RunnerInfo, SamplingParams
-from localrun.runner.engine.layout import ModelFacts, Shape
+from localrun.memory import CPU, Need, Split
+from localrun.placement.layers import GPU_MARGIN_BYTES, RAM_MARGIN_BYTES
+from localrun.runner.engine.layout import Shape
+from localrun.runner.ggml import facts
+from localrun.runner.ggml.devices import Machine
+from localrun.runner.ggml.log import Lines, log
+from localrun.runner.ggml.params import (
+    FLASH_ATTENTION_AUTO,
+    FLASH_ATTENTION_ON,
+    context_params,
+    model_params,
+)
+from localrun.runner.ggml.probe import read_needs
 from localrun.runner.measure import free_ram_bytes
-from localrun.runner.model import LoadRefused, OnProgress, State
+from localrun.runner.model import Berth, LoadRefused, NoMemory, OnProgress, State
 
 # Share of the free memory for KV outside the context, and the most that is taken unasked.
 _HOST_SHARE, _HOST_LIMIT_BYTES = 0.1, 4 << 30
-
-_GGML_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
-# Bytes of one value; quantized ones carry a scale for every 32.
-_TYPE_BYTES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-_FLASH_ATTENTION_OFF, _FLASH_ATTENTION_ON, _FLASH_ATTENTION_AUTO = 0, 1, -1
-_LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
-_LOG_WARN = 3
-_LOG_CONTINUED = 5
-
-# `load_tensors:   CPU_Mapped model buffer size =    93.27 MiB`
-_BUFFER_LINE = re.compile(r"(\S+)\s+(?:\w+ )?buffer size\s*=\s*([\d.]+) MiB")
-_FLASH_LINE = re.compile(r"Flash Attention (enabled|not supported)")
-_MIB = 1024 * 1024
-
-
-class _Log:
-    """Receives llama.cpp's log: sums buffer sizes while loading, passes warnings on to stderr."""
-
-    def __init__(self) -> None:
-        self.buffer_bytes: dict[str, int] = {}
-        self.is_flash = True  # what llama.cpp decided when it was asked to
-        self._level = 0
-        self._callback = lib.llama_log_callback(self._receive)
-        lib.llama_log_set(self._callback, ctypes.c_void_p(0))
-
-    def _receive(self, level: int, text: bytes, _user_data: Any) -> None:
-        # A continued line has the level of the line it continues.
-        self._level = self._level if level == _LOG_CONTINUED else level
-        line = text.decode("utf-8", "replace")
-        for device, mib in _BUFFER_LINE.findall(line):
-            size_bytes = int(float(mib) * _MIB)
-            self.buffer_bytes[device] = self.buffer_bytes.get(device, 0) + size_bytes
-        if found := _FLASH_LINE.search(line):
-            self.is_flash = found[1] == "enabled"
-        if self._level >= _LOG_WARN:
-            sys.stderr.write(line)
-            sys.stderr.flush()
 
 
 class LlamaVocab:
@@ -229,94 +203,104 @@ def _pointer(array: NDArray[Any], ctype: Any) -> Any:
 
 
 class LlamaModel:
-    """Weights, and one context at a time around them; see `Model`."""
+    """Weights, and one context at a time around them; see `Model`.
 
-    def __init__(self, spec: LoadSpec, on_progress: OnProgress) -> None:
-        if spec.adapter_paths:
-            raise LoadRefused("adapters (LoRA) cannot be applied yet")
+    Without a berth all of it lies in RAM.
+    """
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        on_progress: OnProgress,
+        machine: Machine | None = None,
+        berth: Berth | None = None,
+    ) -> None:
+        facts.check(spec)
         self._spec = spec
-        self._log = _Log()
+        self._machine = machine or Machine()
+        self._berth = berth
         self._ctx: Any = None
-        lib.llama_backend_init()
-        self._weights = self._load_weights(spec, on_progress)
-        self._weights_bytes = dict(self._log.buffer_bytes)
+        self._needs: dict[str, Need] = dict(berth.needs) if berth else {}
+        with log().reading() as lines:
+            self._weights = self._load_weights(spec, on_progress, lines)
+        self._weights_lines = lines
         self.vocab = LlamaVocab(self._weights)
-        self.facts = self._read_facts()
+        self.facts = facts.read_facts(self._weights, spec)
+        if berth:
+            self.facts = replace(self.facts, cell_bytes=berth.cell_bytes)
         self.host_tier_bytes = (
             min(int(free_ram_bytes() * _HOST_SHARE), _HOST_LIMIT_BYTES)
             if spec.host_tier_bytes is None
             else spec.host_tier_bytes
         )
 
-    def _load_weights(self, spec: LoadSpec, on_progress: OnProgress) -> Any:
-        params = lib.llama_model_default_params()
-        params.n_gpu_layers = spec.n_gpu_layers
-        if spec.main_gpu is not None:
-            params.split_mode = lib.LLAMA_SPLIT_MODE_NONE
-            params.main_gpu = spec.main_gpu
-        if spec.use_mmap is not None:
-            params.load_mode = _LOAD_MODE_MMAP if spec.use_mmap else _LOAD_MODE_NONE
+    @property
+    def first_shape(self) -> Shape | None:
+        """The context that was planned; see `Model.first_shape`."""
+        return self._berth.shape if self._berth else None
+
+    def _load_weights(self, spec: LoadSpec, on_progress: OnProgress, lines: Lines) -> Any:
+        split = self._berth.split if self._berth else Split()
+        params = model_params(spec, split, self._machine.handle)
 
         def report(fraction: float, _user_data: Any) -> bool:
             on_progress(fraction)
             return True
 
-        params.progress_callback = callback = lib.llama_progress_callback(report)
-        weights = lib.llama_model_load_from_file(os.fsencode(spec.weights_path), params)
-        del callback  # had to live until here
-        if not weights:
-            raise LoadRefused("llama.cpp cannot load the file")
-        if lib.llama_model_has_encoder(weights) or not lib.llama_model_has_decoder(weights):
-            raise LoadRefused("models with an encoder cannot generate text here yet")
-        return weights
+        params.struct.progress_callback = callback = lib.llama_progress_callback(report)
+        weights = lib.llama_model_load_from_file(os.fsencode(spec.weights_path), params.struct)
+        del callback, params  # had to live until here
+        if weights:
+            return weights
+        if lines.lacks_memory:
+            raise NoMemory("there is no memory for the weights")
+        raise LoadRefused("llama.cpp cannot load the file")
 
-    def _read_facts(self) -> ModelFacts:
-        weights = self._weights
-        is_exact = lib.llama_model_is_recurrent(weights) or lib.llama_model_is_hybrid(weights)
-        original = 0
-        if self._meta("rope.scaling.type") in (None, "longrope"):
-            original = int(self._meta("rope.scaling.original_context_length") or 0)
-        return ModelFacts(
-            cell_bytes=self._cell_bytes(),
-            shares_prefixes=not is_exact and int(lib.llama_model_n_swa(weights)) == 0,
-            n_ctx_original=original,
-        )
-
-    def _meta(self, key: str) -> str | None:
-        """A value of the file's header below its architecture's name."""
-        buffer = ctypes.create_string_buffer(128)
-        size = len(buffer)
-        if lib.llama_model_meta_val_str(self._weights, b"general.architecture", buffer, size) < 0:
-            return None
-        name = f"{buffer.value.decode('utf-8', 'replace')}.{key}".encode()
-        if lib.llama_model_meta_val_str(self._weights, name, buffer, size) < 0:
-            return None
-        return buffer.value.decode("utf-8", "replace")
-
-    def _cell_bytes(self) -> int:
-        """Upper bound of the bytes of one cell: all layers keep K and V of every KV head."""
-        n_embd = int(lib.llama_model_n_embd(self._weights))
-        n_head = max(1, int(lib.llama_model_n_head(self._weights)))
-        n_head_kv = int(lib.llama_model_n_head_kv(self._weights))
-        n_layer = int(lib.llama_model_n_layer(self._weights))
-        n_values = 2 * n_layer * n_head_kv * max(1, n_embd // n_head)
-        return max(1, int(n_values * _TYPE_BYTES[self._spec.kv_cache_type]))
+    def close(self) -> None:
+        """Frees all of it. Idempotent; nothing else may be called afterwards."""
+        if self._ctx:
+            lib.llama_free(self._ctx)
+            self._ctx = None
+        if self._weights:
+            lib.llama_model_free(self._weights)
+            self._weights = None
 
     def free_bytes(self) -> int:
-        """Memory that a context could have; see `Model.free_bytes`."""
-        mine = sum(self._log.buffer_bytes.values()) if self._ctx else 0
-        return free_ram_bytes() + mine
+        """Memory that a KV cache could have; see `Model.free_bytes`."""
+        kv_bytes = sum(need.kv_bytes for need in self._needs.values())
+        if not kv_bytes:
+            return max(0, free_ram_bytes() - RAM_MARGIN_BYTES)
+        return min(
+            self._free_bytes(name, need) * kv_bytes // need.kv_bytes
+            for name, need in self._needs.items()
+            if need.kv_bytes
+        )
+
+    def _free_bytes(self, name: str, need: Need) -> int:
+        """What the part of the KV cache on one device could have."""
+        if name == CPU:
+            # Mapped weights count as free there, though every forward reads them.
+            free = free_ram_bytes() - RAM_MARGIN_BYTES - self._mapped_bytes
+        else:
+            device = self._machine.device(name, self._spec.gpu_overhead_bytes)
+            free = device.free_bytes - GPU_MARGIN_BYTES
+        return max(0, free + (need.kv_bytes if self._ctx else -need.compute_bytes))
+
+    @property
+    def _mapped_bytes(self) -> int:
+        buffers = self._weights_lines.buffers()
+        return sum(n for name, kind, n in buffers if name == "CPU_Mapped" and kind == "model")
 
     def open(self, shape: Shape) -> None:
         """Makes a context; see `Model.open`."""
         if self._ctx:
             lib.llama_free(self._ctx)  # first, since both may not fit
             self._ctx = None
-        self._log.buffer_bytes = {}
-        params = self._context_params(shape)
-        ctx = lib.llama_init_from_model(self._weights, params)
+        params = context_params(self._spec, shape)
+        with log().reading() as lines:
+            ctx = lib.llama_init_from_model(self._weights, params)
         if not ctx:
-            raise LoadRefused(
+            raise NoMemory(
                 f"no memory for a context of {shape.n_cells} tokens; lower num_ctx or NUM_PARALLEL"
             )
         self._ctx = ctx
@@ -329,31 +313,33 @@ class LlamaModel:
         self._n_outputs = 0
         self._logits_address = 0
         self._logits_view: NDArray[np.float32] = np.empty((0, 0), np.float32)
-        self.info = self._read_info(int(params.flash_attn_type))
+        self._needs = self._read_needs(lines)
+        self.info = self._read_info(int(params.flash_attn_type), lines)
 
-    def _context_params(self, shape: Shape) -> Any:
-        spec = self._spec
-        params = lib.llama_context_default_params()
-        params.n_ctx = shape.n_cells
-        params.n_seq_max = shape.n_ids
-        params.n_batch = params.n_ubatch = max(min(spec.n_batch, shape.n_ctx), shape.n_ids)
-        # The default reserves logits for every row of a batch: 505 MiB instead of 132.
-        params.n_outputs_max = shape.n_ids
-        params.n_threads = params.n_threads_batch = spec.n_threads
-        # The C default keeps whole windows of sliding-window layers: 576 MiB instead of 111.
-        params.swa_full = False
-        params.kv_unified = shape.layout == "unified"
-        params.type_k = params.type_v = _GGML_TYPES[spec.kv_cache_type]
-        params.flash_attn_type = self._flash_attention(shape)
-        return params
+    def _read_needs(self, lines: Lines) -> dict[str, Need]:
+        """What weights and context have on each device."""
+        needs = read_needs(self._ctx, self._machine, self._shape, self.vocab.n_tokens)
+        if needs is None:
+            return self._needs_by_log(lines)
+        if self._berth and self._mapped_bytes and CPU in self._berth.needs:
+            # A mapping spans the file from the first to the last tensor in RAM, whatever of it
+            # lies elsewhere; what was measured is what is read there.
+            weights = self._berth.needs[CPU].weights_bytes
+            needs[CPU] = Need(weights, needs[CPU].kv_bytes, needs[CPU].compute_bytes)
+        return needs
 
-    def _read_info(self, flash_attention: int) -> RunnerInfo:
-        sizes = dict(self._weights_bytes)
-        for device, n_bytes in self._log.buffer_bytes.items():
-            sizes[device] = sizes.get(device, 0) + n_bytes
-        is_flash = self._log.is_flash
-        if flash_attention != _FLASH_ATTENTION_AUTO:
-            is_flash = flash_attention == _FLASH_ATTENTION_ON
+    def _needs_by_log(self, lines: Lines) -> dict[str, Need]:
+        sums: dict[str, list[int]] = {CPU: [0, 0, 0]}
+        for name, kind, n_bytes in (*self._weights_lines.buffers(), *lines.buffers()):
+            column = {"model": 0, "KV": 1, "RS": 1}.get(kind, 2)
+            sums.setdefault(self._machine.home_of_name(name), [0, 0, 0])[column] += n_bytes
+        return {name: Need(*columns) for name, columns in sums.items()}
+
+    def _read_info(self, flash_attention: int, lines: Lines) -> RunnerInfo:
+        sizes = {name: need.total_bytes for name, need in self._needs.items()}
+        is_flash = lines.flash_attention is not False
+        if flash_attention != FLASH_ATTENTION_AUTO:
+            is_flash = flash_attention == FLASH_ATTENTION_ON
         return RunnerInfo(
             n_ctx=self._shape.n_ctx,
             n_slots=self._shape.n_slots,
@@ -362,17 +348,8 @@ class LlamaModel:
             flash_attention=is_flash,
             device_bytes=sizes,
             size_bytes=sum(sizes.values()),
-            size_vram_bytes=sum(n for device, n in sizes.items() if not _is_host(device)),
+            size_vram_bytes=sum(n for name, n in sizes.items() if name != CPU),
         )
-
-    def _flash_attention(self, shape: Shape) -> int:
-        # A quantised V needs it. Otherwise llama.cpp knows where it has it, and a self-test which
-        # of the two is faster.
-        if self._spec.kv_cache_type != "f16":
-            return _FLASH_ATTENTION_ON
-        if shape.flash_attention is None:
-            return _FLASH_ATTENTION_AUTO
-        return _FLASH_ATTENTION_ON if shape.flash_attention else _FLASH_ATTENTION_OFF
 
     def use_threads(self, n: int) -> None:
         """Compute threads; see `Model.use_threads`."""
@@ -475,7 +452,3 @@ class LlamaModel:
         if not 0 <= kv_id < self._shape.n_ids:
             raise ValueError(f"id {kv_id} is not below {self._shape.n_ids}")
         return kv_id
-
-
-def _is_host(device: str) -> bool:
-    return device.startswith(("CPU", "BLAS")) or device.endswith("_Host")

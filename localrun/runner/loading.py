@@ -1,11 +1,12 @@
 """The time before a model is there: what the daemon asks of an empty runner, up to its `Load`.
 
-Everything here runs on the engine thread. What only one engine needs is imported when it is asked
-for: each costs a library that the other runner can do without.
+Everything here runs on the engine thread. A library is imported when something is asked of it:
+the fake one and llama.cpp's each bring what the other runner can do without.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Literal, Protocol, TypeVar
 
 from localrun.core import LoadSpec
 from localrun.ipc.messages import (
@@ -17,8 +18,8 @@ from localrun.ipc.messages import (
     Planned,
     Progress,
 )
-from localrun.memory import Plan, Split
-from localrun.runner.model import Model
+from localrun.memory import Split
+from localrun.runner.model import Model, OnProgress
 
 # What the daemon sends before the model is there.
 Question = ListDevices | MakePlan | Load
@@ -26,54 +27,82 @@ Question = ListDevices | MakePlan | Load
 # A load reports progress hundreds of times a second; the daemon only wants to see that it goes on.
 _PROGRESS_INTERVAL_S = 0.1
 
+T = TypeVar("T")
 
-def loaded(
-    questions: Callable[[], Question], send: Callable[[Outbox], None]
-) -> tuple[LoadSpec, Model]:
-    """Answers questions until one of them is `Load`; the model that it asked for.
 
-    Raises model.LoadRefused, also for a plan that cannot be made.
+class Library(Protocol):
+    """What models are loaded with. Its methods raise LoadRefused."""
+
+    def list_devices(self, rpc_servers: tuple[str, ...]) -> DevicesListed:
+        """See `ListDevices`."""
+        ...
+
+    def plan(self, spec: LoadSpec, held: Mapping[str, int]) -> Planned:
+        """See `MakePlan`."""
+        ...
+
+    def load(
+        self,
+        spec: LoadSpec,
+        split: Split | None,
+        on_progress: OnProgress,
+        start: Callable[[LoadSpec, Model], T],
+    ) -> T:
+        """What `start` makes of the loaded model; without a split where it fits best now."""
+        ...
+
+
+def answer_until_loaded(
+    questions: Callable[[], Question],
+    send: Callable[[Outbox], None],
+    start: Callable[[LoadSpec, Model], T],
+) -> T:
+    """Answers questions until one is `Load`; what `start` makes of the model then.
+
+    `start` makes the first context; when there is no memory for it, it may be called again with
+    another model. Raises model.LoadRefused, also for a plan that cannot be made.
     """
+    libraries = _Libraries()
     while True:
         match questions():
             case ListDevices(rpc_servers=servers):
-                send(Outbox((_list_devices(servers),)))
+                send(Outbox((libraries.get("llama").list_devices(servers),)))
             case MakePlan(spec=spec, held=held):
-                send(Outbox((_plan(spec, held),)))
+                send(Outbox((libraries.get(spec.engine).plan(spec, held),)))
             case Load(spec=spec, split=split):
-                return spec, _load(spec, split, _Reporter(send).report)
+                library = libraries.get(spec.engine)
+                return library.load(spec, split, _reporter(send), start)
 
 
-class _Reporter:
-    """Passes progress on, now and then."""
+class _Libraries:
+    """The libraries that something was asked of."""
 
-    def __init__(self, send: Callable[[Outbox], None]) -> None:
-        self._send = send
-        self._sent_at_s = 0.0
+    def __init__(self) -> None:
+        self._known: dict[str, Library] = {}
 
-    def report(self, fraction: float) -> None:
-        if time.monotonic() - self._sent_at_s >= _PROGRESS_INTERVAL_S:
-            self._sent_at_s = time.monotonic()
-            self._send(Outbox((Progress(fraction),)))
-
-
-def _list_devices(_servers: tuple[str, ...]) -> DevicesListed:
-    return DevicesListed(())
+    def get(self, engine: Literal["llama", "fake"]) -> Library:
+        if engine not in self._known:
+            self._known[engine] = _make(engine)
+        return self._known[engine]
 
 
-def _plan(spec: LoadSpec, held: Mapping[str, int]) -> Planned:
-    if spec.engine == "fake":
-        from localrun.runner import fake
+def _make(engine: Literal["llama", "fake"]) -> Library:
+    if engine == "fake":
+        from localrun.runner.fake import FakeLibrary
 
-        return Planned(fake.plan(spec, held))
-    return Planned(Plan("now", Split(), {}, {}))
+        return FakeLibrary()
+    from localrun.runner.library import LlamaLibrary
+
+    return LlamaLibrary()
 
 
-def _load(spec: LoadSpec, _split: Split | None, report: Callable[[float], None]) -> Model:
-    if spec.engine == "fake":
-        from localrun.runner.fake import FakeModel
+def _reporter(send: Callable[[Outbox], None]) -> OnProgress:
+    reported_at_s = 0.0
 
-        return FakeModel(spec, report)
-    from localrun.runner.llama import LlamaModel
+    def report(fraction: float) -> None:
+        nonlocal reported_at_s
+        if time.monotonic() - reported_at_s >= _PROGRESS_INTERVAL_S:
+            reported_at_s = time.monotonic()
+            send(Outbox((Progress(fraction),)))
 
-    return LlamaModel(spec, report)
+    return report

@@ -2,32 +2,24 @@
 
 import os
 import time
-from pathlib import Path
 
 import psutil
 
-_CGROUP = Path("/sys/fs/cgroup")
+from localrun import cgroups
 
 
 def free_ram_bytes() -> int:
-    """Bytes of RAM that can be had without swapping: the system's, cut by the cgroup's limit."""
+    """Bytes of RAM that can be had without swapping: the system's, cut by the cgroups' limits."""
     available = int(psutil.virtual_memory().available)
-    cgroup_free = _cgroup_free_bytes(_CGROUP)
-    return available if cgroup_free is None else max(0, min(available, cgroup_free))
+    limit = cgroups.memory()
+    return available if limit is None else min(available, limit.free_bytes)
 
 
-def _cgroup_free_bytes(folder: Path) -> int | None:
-    """What cgroup v2 still grants; None without it or without a limit.
-
-    Page cache that nobody uses counts as taken there, but is given back when memory is needed.
-    """
-    try:
-        limit = int((folder / "memory.max").read_text())
-        used = int((folder / "memory.current").read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return limit - used + int(stat["inactive_file"])
-    except (OSError, ValueError, KeyError):  # `max` is no number
-        return None
+def total_ram_bytes() -> int:
+    """Bytes of RAM that there would be if nobody else used any, cut by the cgroups' limits."""
+    total = int(psutil.virtual_memory().total)
+    limit = cgroups.memory()
+    return total if limit is None else min(total, limit.limit_bytes)
 
 
 def own_cpus() -> set[int]:

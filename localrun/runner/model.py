@@ -4,9 +4,11 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from localrun.core import RunnerInfo, SamplingParams
+from localrun.memory import Need, Split
 from localrun.runner.engine.layout import ModelFacts, Shape
 
 # Called with the part of the weights that is in place, 0 to 1.
@@ -19,6 +21,23 @@ State = bytes | memoryview
 
 class LoadRefused(Exception):
     """The weights cannot be loaded; the text says why, for the user."""
+
+
+class NoMemory(LoadRefused):
+    """There was no memory for the model after all; less of it on the GPUs may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Berth:
+    """Where a model will lie, with which first context, and what was measured of that.
+
+    `needs` are by device, `cell_bytes` those of a token in the KV cache on all of them.
+    """
+
+    split: Split
+    needs: dict[str, Need]
+    shape: Shape
+    cell_bytes: int
 
 
 class Vocab(Protocol):
@@ -82,8 +101,17 @@ class Model(Protocol):
         """Memory for KV outside the context."""
         ...
 
+    @property
+    def first_shape(self) -> Shape | None:
+        """The context that was planned; None where nothing was."""
+        ...
+
     def free_bytes(self) -> int:
-        """Memory that a context could have: what is free, and what the present one takes."""
+        """Memory that a KV cache could have: what is free, and what the present one takes.
+
+        Where a cache is spread over several devices, all of them together as far as the fullest
+        allows.
+        """
         ...
 
     def open(self, shape: Shape) -> None:

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections import deque
 
+from localrun.ipc.messages import LAST_WORDS
 from localrun.supervisor.connection import Connection
 
 _log = logging.getLogger(__name__)
@@ -101,13 +102,15 @@ class RunnerProcess:
         await self.wait()
 
     async def wait(self) -> str:
-        """How the child ended, in words, once it has."""
+        """How the child ended, in words, once it has; its own ones first."""
         code = await self._process.wait()
         await self._log_task
         self.connection.close()
-        if code < 0:
-            return f"it was ended by {_signal_name(-code)}"
-        return f"it exited with code {code}"
+        how = (
+            f"it was ended by {_signal_name(-code)}" if code < 0 else f"it exited with code {code}"
+        )
+        said = [line.removeprefix(LAST_WORDS) for line in self._tail if LAST_WORDS in line]
+        return "; ".join((*said, how))
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:

@@ -19,6 +19,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "localrun.units": (),
     "localrun.loopback": (),
     "localrun.memory": (),
+    "localrun.cgroups": (),
     "localrun.errors": (),
     "localrun.metrics": ("localrun.core",),
     "localrun.options": ("localrun.core", "localrun.errors"),
@@ -30,6 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.memory",
         "localrun.metrics",
         "localrun.ipc",
+        "localrun.cgroups",
         "localrun.placement.layers",
         "localrun.runner",
     ),
@@ -37,6 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.core",
         "localrun.errors",
         "localrun.memory",
+        "localrun.cgroups",
         "localrun.placement",
     ),
     "localrun.residency": (
@@ -132,7 +135,7 @@ ROOMS["cli.commands.serve"] = (*ROOMS["cli"], "localrun.app")
 # library → the modules or packages that may import it; one that is not listed is a new dependency.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "msgspec": ("localrun", "modelstore", "cli"),
-    "llama_cpp": ("localrun.runner.llama",),
+    "llama_cpp": ("localrun.runner.llama", "localrun.runner.ggml"),
     "numpy": ("localrun.runner.llama",),
     "gguf": ("localrun.runner.fake",),
     "jinja2": ("localrun.runner.prompt.templates",),

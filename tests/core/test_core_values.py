@@ -1,7 +1,6 @@
 """Units, options, settings, errors and frames: text and bytes become values or clear errors."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from localrun.ipc.framing import MAX_FRAME_BYTES, FrameDecoder, FrameTooLarge, e
 from localrun.loopback import is_loopback
 from localrun.options import OPTIONS, check_options, merge
 from localrun.placement.fit import Defaults, place
-from localrun.runner.measure import _cgroup_free_bytes
 from localrun.settings import SETTINGS, BadSetting, from_env, parse_host
 from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
 
@@ -219,20 +217,6 @@ def test_only_what_is_asked_for_and_no_window_needs_another_load(
 )
 def test_loopback_is_an_address_not_a_prefix(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
-
-
-@pytest.mark.parametrize(
-    ("maximum", "current", "inactive", "expected"),
-    [("1000", "300", "100", 800), ("max", "300", "100", None), ("", "", "", None)],
-)
-def test_a_cgroup_limit_counts_without_the_page_cache(
-    tmp_path: Path, maximum: str, current: str, inactive: str, expected: int | None
-) -> None:
-    (tmp_path / "memory.max").write_text(maximum)
-    (tmp_path / "memory.current").write_text(current)
-    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
-    assert _cgroup_free_bytes(tmp_path) == expected
-    assert _cgroup_free_bytes(tmp_path / "none") is None
 
 
 def test_names_with_other_adapters_do_not_share_a_runner() -> None:

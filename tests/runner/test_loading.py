@@ -7,7 +7,8 @@ from localrun.core import LoadSpec
 from localrun.ipc.messages import Load, MakePlan, Outbox, Planned, Progress
 from localrun.memory import Plan
 from localrun.runner.engine.layout import Shape
-from localrun.runner.loading import Question, loaded
+from localrun.runner.loading import Question, answer_until_loaded
+from localrun.runner.model import Model
 
 FakeModelWriter = Callable[..., Path]
 
@@ -16,9 +17,13 @@ def spec_of(path: Path) -> LoadSpec:
     return LoadSpec(str(path), "digest", n_ctx=64, n_parallel=2, n_threads=1, engine="fake")
 
 
+def keep(spec: LoadSpec, model: Model) -> tuple[LoadSpec, Model]:
+    return spec, model
+
+
 def ask(questions: Iterable[Question]) -> tuple[LoadSpec, list[Outbox]]:
     sent: list[Outbox] = []
-    spec, _model = loaded(iter(questions).__next__, sent.append)
+    spec, _model = answer_until_loaded(iter(questions).__next__, sent.append, keep)
     return spec, sent
 
 
@@ -51,6 +56,6 @@ def test_a_script_without_sizes_always_fits(fake_model: FakeModelWriter) -> None
 
 def test_a_loaded_script_holds_what_its_plan_said(fake_model: FakeModelWriter) -> None:
     spec = spec_of(fake_model(needs_bytes=60))
-    _, model = loaded(iter([Load(spec)]).__next__, lambda _outbox: None)
+    _, model = answer_until_loaded(iter([Load(spec)]).__next__, lambda _outbox: None, keep)
     model.open(Shape("unified", 64, 2, 2, 128, None))
     assert model.info.device_bytes == {"CPU": 60}

@@ -19,7 +19,7 @@ class Context:
         self._meter = meter
         self.host = HostTier(model.host_tier_bytes)
         self.n_ctx = spec.n_ctx  # the largest window that anybody has asked for
-        self.reopen(self._choose(needs_split=False))
+        self.reopen(model.first_shape or self._choose(needs_split=False))
         self._preferred = self.shape.layout
 
     @property

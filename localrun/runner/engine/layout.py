@@ -20,7 +20,11 @@ _MAX_IDS = 256
 
 # Part of the free memory that the KV cache takes by itself, and the most that one window may ask.
 _KV_SHARE = 0.25
-_WINDOW_SHARE = 0.8
+WINDOW_SHARE = 0.8
+
+# A window that nobody asked for is not cut below this to keep layers on a GPU: llama.cpp's own
+# bound when it fits a context, and Ollama's window for the smallest machines.
+_MIN_AUTO_N_CTX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class ModelFacts:
 
 def n_ctx_max(facts: ModelFacts, free_bytes: int) -> int:
     """The largest window that memory holds, in tokens; `free_bytes` counts the present context."""
-    n_cells = int(free_bytes * _WINDOW_SHARE) // facts.cell_bytes
+    n_cells = int(free_bytes * WINDOW_SHARE) // facts.cell_bytes
     return max(facts.pad, n_cells // facts.pad * facts.pad)
 
 
@@ -77,11 +81,30 @@ def choose_shape(
 ) -> Shape:
     """The context for windows of `n_ctx`; `needs_split` when a sequence must not share its cells.
 
-    KV_POOL also bounds the window: a sequence cannot have more cells than there are.
+    KV_POOL also bounds the window: a sequence cannot have more cells than there are. So does
+    memory, but for a window that the load was asked for: whether it fits, a plan has told.
     """
-    n_ctx = min(n_ctx, spec.kv_pool or n_ctx, n_ctx_max(facts, free_bytes))
-    n_wanted = n_ctx * spec.n_parallel
+    if spec.asked.num_ctx is None or n_ctx > spec.n_ctx:
+        n_ctx = min(n_ctx, n_ctx_max(facts, free_bytes))
     n_affordable = int(free_bytes * _KV_SHARE) // facts.cell_bytes
+    return _shape(spec, facts, n_ctx, n_affordable, needs_split=needs_split)
+
+
+def least_shape(spec: LoadSpec, facts: ModelFacts, n_ctx: int) -> Shape:
+    """The smallest context for windows of `n_ctx`: no more cells than one of them or KV_POOL."""
+    return _shape(spec, facts, n_ctx, 0, needs_split=False)
+
+
+def n_ctx_least(spec: LoadSpec) -> int:
+    """The window that will do where the whole one has no room: all of it if somebody asked."""
+    return spec.n_ctx if spec.asked.num_ctx is not None else min(spec.n_ctx, _MIN_AUTO_N_CTX)
+
+
+def _shape(
+    spec: LoadSpec, facts: ModelFacts, n_ctx: int, n_affordable: int, *, needs_split: bool
+) -> Shape:
+    n_ctx = min(n_ctx, spec.kv_pool or n_ctx)
+    n_wanted = n_ctx * spec.n_parallel
     n_pool = spec.kv_pool or max(n_ctx, min(n_wanted, n_affordable))
     is_long = 0 < facts.n_ctx_original < n_pool and n_ctx <= facts.n_ctx_original
     layout = "split" if needs_split else spec.kv_layout

@@ -1,0 +1,61 @@
+"""What of a model's header decides about contexts, of weights that are loaded or only measured."""
+
+import ctypes
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from localrun.core import LoadSpec
+from localrun.runner.engine.layout import ModelFacts
+from localrun.runner.model import LoadRefused
+
+# Bytes of one value; quantized ones carry a scale for every 32.
+_TYPE_BYTES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+
+
+def check(spec: LoadSpec) -> None:
+    """Raises LoadRefused for what cannot be loaded at all."""
+    if spec.adapter_paths:
+        raise LoadRefused("adapters (LoRA) cannot be applied yet")
+
+
+def read_facts(weights: Any, spec: LoadSpec) -> ModelFacts:
+    """What the weights demand of a context. Raises LoadRefused for those that make no text."""
+    if lib.llama_model_has_encoder(weights) or not lib.llama_model_has_decoder(weights):
+        raise LoadRefused("models with an encoder cannot generate text here yet")
+    is_exact = lib.llama_model_is_recurrent(weights) or lib.llama_model_is_hybrid(weights)
+    original = 0
+    if _meta(weights, "rope.scaling.type") in (None, "longrope"):
+        original = int(_meta(weights, "rope.scaling.original_context_length") or 0)
+    return ModelFacts(
+        cell_bytes=_cell_bytes(weights, spec),
+        shares_prefixes=not is_exact and int(lib.llama_model_n_swa(weights)) == 0,
+        n_ctx_original=original,
+    )
+
+
+def n_blocks(weights: Any) -> int:
+    """Layers but for the output, those included that predict further tokens."""
+    return int(_meta(weights, "block_count") or lib.llama_model_n_layer(weights))
+
+
+def _meta(weights: Any, key: str) -> str | None:
+    """A value of the file's header below its architecture's name."""
+    buffer = ctypes.create_string_buffer(128)
+    size = len(buffer)
+    if lib.llama_model_meta_val_str(weights, b"general.architecture", buffer, size) < 0:
+        return None
+    name = f"{buffer.value.decode('utf-8', 'replace')}.{key}".encode()
+    if lib.llama_model_meta_val_str(weights, name, buffer, size) < 0:
+        return None
+    return buffer.value.decode("utf-8", "replace")
+
+
+def _cell_bytes(weights: Any, spec: LoadSpec) -> int:
+    """Upper bound of the bytes of one cell: all layers keep K and V of every KV head."""
+    n_embd = int(lib.llama_model_n_embd(weights))
+    n_head = max(1, int(lib.llama_model_n_head(weights)))
+    n_head_kv = int(lib.llama_model_n_head_kv(weights))
+    n_layer = int(lib.llama_model_n_layer(weights))
+    n_values = 2 * n_layer * n_head_kv * max(1, n_embd // n_head)
+    return max(1, int(n_values * _TYPE_BYTES[spec.kv_cache_type]))
