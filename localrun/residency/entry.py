@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from localrun.core import LoadSpec, RunnerInfo, RunnerStats
+from localrun.core import LoadSpec, Resident, RunnerInfo, RunnerStats
 from localrun.memory import Plan, Split
 from localrun.residency.memory import planned_info
 from localrun.residency.policy import Held, State
@@ -113,6 +113,27 @@ class Entry(Generic[R]):
     def n_without_slot(self) -> int:
         """Leases beyond its slots."""
         return max(0, self.n_leases - self.n_slots)
+
+    def described(self, now_s: float, wall_s: float, n_waiting: int) -> Resident:
+        """A copy for `ps`; `n_waiting` requests for it are in the line.
+
+        A model in use expires as if it became idle now, one that is stopping at once.
+        """
+        remaining_s = self.keep_alive_s
+        if self.state == "stopping":
+            remaining_s = 0.0
+        elif self.expires_s != FOREVER:
+            remaining_s = max(0.0, self.expires_s - now_s)
+        return Resident(
+            key=self.spec.key,
+            model=self.model,
+            state=self.state,
+            expires_at_s=wall_s + remaining_s,
+            n_busy=self.runner.n_running if self.runner else 0,
+            n_queued=n_waiting + self.n_without_slot,
+            info=self.info,
+            stats=self.runner.stats if self.runner else None,
+        )
 
     def as_held(self) -> Held:
         """What the policy sees."""

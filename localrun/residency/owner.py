@@ -8,6 +8,7 @@ it wait for the next load. One model is loaded at a time, so that its plan stays
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -54,6 +55,8 @@ class Residency(Generic[R]):
         self._limit = Limit(max_queue)
         self._events: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._entries: dict[str, Entry[R]] = {}
+        # By key, of models that are to be loaded again: because they died, or for other options.
+        self._keep_alives_s: dict[str, float] = {}
         self._returning: Returning | None = None
         self._line: WaitingLine[Lease[R]] = WaitingLine()
         self._effects: set[asyncio.Task[None]] = set()
@@ -94,7 +97,9 @@ class Residency(Generic[R]):
 
     def resident(self) -> tuple[Resident, ...]:
         """The models in memory, the one that stays longest first."""
-        models = [self._describe(entry) for entry in self._entries.values()]
+        now_s, wall_s = self._time.elapsed_s(), self._time.wall_s()
+        waiting = Counter(waiter.spec.key for waiter in self._line)
+        models = [e.described(now_s, wall_s, waiting[e.spec.key]) for e in self._entries.values()]
         return tuple(sorted(models, key=lambda model: -model.expires_at_s))
 
     async def run(self) -> None:
@@ -186,6 +191,7 @@ class Residency(Generic[R]):
         """No lease on a dead runner; its entry goes when the process is reaped."""
         for entry in self._entries.values():
             if entry.state == "ready" and entry.runner is not None and entry.runner.is_lost:
+                self._keep_alives_s[entry.spec.key] = entry.keep_alive_s
                 entry.state = "stopping"
 
     def _serve_line(self) -> None:
@@ -200,7 +206,10 @@ class Residency(Generic[R]):
                 case Start() if has_room_to_make:
                     self._start(waiter)
                 case Evict(key=key) if has_room_to_make:
-                    self._evict(key, waiter.model)
+                    if key == waiter.spec.key:
+                        self._let_go_to_reload(self._entries[key])
+                    else:
+                        self._evict(key, waiter.model)
                     # The room that becomes free belongs to this one, not to who stands behind.
                     has_room_to_make = False
                 case _:
@@ -238,18 +247,20 @@ class Residency(Generic[R]):
 
     def _start(self, waiter: Waiter[Lease[R]]) -> None:
         spec = waiter.spec
-        keep_alive_s = effective_s(waiter.keep_alive_s, None, self._default_keep_alive_s)
+        earlier_s = self._keep_alives_s.pop(spec.key, None)
+        keep_alive_s = effective_s(waiter.keep_alive_s, earlier_s, self._default_keep_alive_s)
         entry: Entry[R] = Entry(spec, waiter.model, keep_alive_s)
         self._entries[spec.key] = entry
         _log.info("loading %s: window %d, threads %d", waiter.model, spec.n_ctx, spec.n_threads)
         entry.loading = self._spawn(self._bring_in(entry), f"load {spec.key}")
+        # Not in the task itself: one that is cancelled before its first step runs none of it.
+        entry.loading.add_done_callback(
+            lambda task: self._post(lambda: self._remove(entry)) if task.cancelled() else None
+        )
 
     async def _bring_in(self, entry: Entry[R]) -> None:
         try:
             runner = await self._load(entry)
-        except asyncio.CancelledError:
-            self._post(lambda: self._remove(entry))
-            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             failure = _load_failure(error)
             self._post(lambda: self._not_loaded(entry, failure))
@@ -333,6 +344,7 @@ class Residency(Generic[R]):
     # ---- unloading
 
     def _unload(self, key: str) -> None:
+        self._keep_alives_s.pop(key, None)
         entry = self._entries.get(key)
         if entry is None:
             return
@@ -347,6 +359,11 @@ class Residency(Generic[R]):
             _log.warning("%s was to stay for ever, but %s needs its place", entry.model, wanted)
         else:
             _log.info("%s makes room for %s", entry.model, wanted)
+        self._let_go(entry)
+
+    def _let_go_to_reload(self, entry: Entry[R]) -> None:
+        _log.info("%s is loaded again, for other options", entry.model)
+        self._keep_alives_s[entry.spec.key] = entry.keep_alive_s
         self._let_go(entry)
 
     def _let_go(self, entry: Entry[R]) -> None:
@@ -369,6 +386,8 @@ class Residency(Generic[R]):
         """Its process is gone."""
         if self._entries.get(entry.spec.key) is not entry:
             return
+        if entry.state == "ready":
+            self._keep_alives_s[entry.spec.key] = entry.keep_alive_s
         del self._entries[entry.spec.key]
         coming = next((e for e in self._entries.values() if e.state == "loading"), None)
         before = coming.plan.available if coming and coming.plan else None
@@ -387,24 +406,6 @@ class Residency(Generic[R]):
         self._effects.add(task)
         task.add_done_callback(self._effects.discard)
         return task
-
-    def _describe(self, entry: Entry[R]) -> Resident:
-        remaining_s = max(0.0, entry.expires_s - self._time.elapsed_s())
-        if entry.state == "stopping":
-            remaining_s = 0.0
-        elif entry.expires_s == FOREVER:
-            remaining_s = entry.keep_alive_s
-        waiting = sum(1 for waiter in self._line if waiter.spec.key == entry.spec.key)
-        return Resident(
-            key=entry.spec.key,
-            model=entry.model,
-            state=entry.state,
-            expires_at_s=self._time.wall_s() + remaining_s,
-            n_busy=entry.runner.n_running if entry.runner else 0,
-            n_queued=waiting + entry.n_without_slot,
-            info=entry.info,
-            stats=entry.runner.stats if entry.runner else None,
-        )
 
 
 def _load_failure(error: Exception) -> LocalrunError:

@@ -152,6 +152,25 @@ def test_a_stop_during_a_load_ends_it_and_tells_who_waits(
     wait_empty(daemon)
 
 
+def test_a_runner_that_is_killed_while_it_loads_leaves_nothing(
+    start_daemon: Start, fake_model: Fake
+) -> None:
+    daemon = start_daemon()
+    daemon.create("m", fake_model(pieces=["ok"], load_s=600, **HALF))
+    daemon.create("other", fake_model(pieces=["ok"], **HALF))
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(daemon.request, "POST", "/api/chat", chat_body("m", "hi"))
+        wait_until(lambda: daemon.ps() and daemon.ps()[0]["size"], "the load to begin")
+        other = pool.submit(daemon.chat, "other", "hi")
+        daemon.runners()[0].kill()
+        status, data = waits.result()
+        assert status == 500
+        assert "SIGKILL" in json.loads(data)["error"]
+        assert other.result()["message"]["content"] == "ok"
+    assert states(daemon) == {"other": "ready"}
+    assert len(daemon.runners()) == 1
+
+
 def test_a_stop_of_what_is_not_loaded_does_nothing_and_of_what_is_not_there_says_so(
     start_daemon: Start, fake_model: Fake
 ) -> None:

@@ -230,6 +230,26 @@ def test_keep_alive_sticks_to_the_loaded_model() -> None:
     run(story())
 
 
+def test_a_pin_outlives_a_crash_and_a_load_for_other_options_but_not_a_stop() -> None:
+    async def story() -> None:
+        world = World()
+        lease = await world.lease("a", keep_alive_s=math.inf)
+        lease.runner.die()
+        await world.release(lease)
+        await world.release(await world.lease("a"))
+        await world.release(await world.lease("a", n_batch=7, asked=LoadOptions(num_batch=7)))
+        assert world.launched == ["a", "a", "a"]
+        await world.pass_time(10**6)
+        assert world.loaded() == {"a": "ready"}
+        world.residency.unload("a")
+        await world.settle()
+        await world.release(await world.lease("a"))
+        await world.pass_time(61)
+        assert world.loaded() == {}
+
+    run(story())
+
+
 def test_no_room_evicts_the_idle_one_used_longest_ago() -> None:
     async def story() -> None:
         world = World()
@@ -394,6 +414,21 @@ def test_a_stop_during_a_load_ends_it_and_tells_those_who_wait() -> None:
         assert (world.loaded(), world.n_given_up) == ({}, 1)
         world.gate.set()
         assert (await world.lease("a")).runner.spec.weights_digest == "a"
+
+    run(story())
+
+
+def test_a_stop_that_comes_with_the_request_leaves_nothing_stuck() -> None:
+    async def story() -> None:
+        world = World()
+        wanted = world.ask("a")
+        await asyncio.sleep(0)
+        world.residency.unload("a")  # before the load has made its first step
+        with pytest.raises(LoadFailed):
+            await wanted
+        await world.settle()
+        assert (world.loaded(), world.launched) == ({}, [])
+        await world.lease("a")
 
     run(story())
 
