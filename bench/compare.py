@@ -16,14 +16,13 @@ from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
-from bench import load, servers
+from bench import load, rig, servers
 from bench.prompts import prompts
 from bench.report import Machine, render
 from bench.results import Bare, Point, Results
 from bench.rig import Watch, commit, cpu_s, in_turn, model_path, running, say
 from bench.servers import Localrun, Remote, Server, Setup
 from cli.bench.answers import Endpoint
-from localrun.placement.machine import n_cpus
 
 POINTS = (
     Point(n_slots=1, n_streams=1, n_tokens=200, n_answers=3),
@@ -69,11 +68,9 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.compare", description=__doc__)
+    parser = rig.parser("compare", __doc__)
     parser.add_argument("--quick", action="store_true", help="one short round: does it work at all")
     parser.add_argument("--rounds", type=int, help="rounds (5, with --quick 1)")
-    parser.add_argument("--model", type=Path, help="GGUF (the tests' SmolLM2 from their cache)")
-    parser.add_argument("--threads", type=int, default=n_cpus(), help="CPU threads of each server")
     parser.add_argument("--window", type=int, default=2048, help="tokens of one slot")
     parser.add_argument("--no-xllamacpp", action="store_true", help="without the wheel's server")
     parser.add_argument("--no-llama-server", action="store_true", help="without our build's server")

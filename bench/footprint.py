@@ -6,16 +6,14 @@ processes while 8 streams with contexts of 1,000 tokens decode, in windows of 4,
 localrun has one pool of 8,192 cells for them. Prints Markdown.
 """
 
-import argparse
 import asyncio
 import statistics
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import psutil
 
-from bench import servers
+from bench import rig, servers
 from bench.child import Child, request
 from bench.load import answered
 from bench.prompts import prompts
@@ -26,7 +24,6 @@ from cli.bench.answers import Answer, Endpoint, Outcome, Request
 from cli.bench.client import ask
 from cli.bench.load import closed_loop
 from cli.bench.prompts import Prompter
-from localrun.placement.machine import n_cpus
 
 _WINDOW, _N_SLOTS, _N_CELLS = 4096, 8, 8192
 _CONTEXT_WORDS, _N_OUTPUT = 920, 8
@@ -37,10 +34,8 @@ _LOOK_S = 0.005
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(prog="bench.footprint", description=__doc__)
+    parser = rig.parser("footprint", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="starts of each server (5)")
-    parser.add_argument("--model", type=Path, help="GGUF (the tests' SmolLM2 from their cache)")
-    parser.add_argument("--threads", type=int, default=n_cpus(), help="CPU threads of each server")
     arguments = parser.parse_args()
     setup = Setup(model_path(arguments.model), arguments.threads, _WINDOW)
     program = servers.build_llama_server()

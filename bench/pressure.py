@@ -5,7 +5,6 @@ from the one without pressure, its two likeliest tokens must have been about equ
 Prints Markdown.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import rig
 from bench.report import table
 from bench.rig import model_path, say
 from cli.bench.prompts import Prompter
 from localrun.core import KvLayout, LoadSpec, SamplingParams
-from localrun.placement.machine import n_cpus
 from localrun.runner.engine.engine import Engine, StepOutput
 from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.sequence import Sequence
@@ -147,9 +146,7 @@ def _first_differences(
 
 def main() -> None:
     """Runs the loads and prints what became of them."""
-    parser = argparse.ArgumentParser(prog="bench.pressure", description=__doc__)
-    parser.add_argument("--model", type=Path, help="GGUF (the tests' SmolLM2 from their cache)")
-    parser.add_argument("--threads", type=int, default=n_cpus(), help="CPU threads")
+    parser = rig.parser("pressure", __doc__)
     arguments = parser.parse_args()
     bench = Bench(model_path(arguments.model), arguments.threads)
     rows = []

@@ -1,5 +1,6 @@
 """What the comparisons have in common: the model, servers in turns, and who else used the CPU."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -13,9 +14,18 @@ import psutil
 
 from bench.servers import Server
 from cli.bench.answers import Endpoint
+from localrun.placement.machine import n_cpus
 
 ROOT = Path(__file__).resolve().parent.parent
 _MODEL_FILE = "smollm2-135m-instruct-q4_1.gguf"
+
+
+def parser(name: str, about: str | None) -> argparse.ArgumentParser:
+    """That of `python -m bench.NAME`, with the options that all comparisons have."""
+    made = argparse.ArgumentParser(prog=f"bench.{name}", description=about)
+    made.add_argument("--model", type=Path, help="GGUF (the tests' SmolLM2 from their cache)")
+    made.add_argument("--threads", type=int, default=n_cpus(), help="CPU threads of each server")
+    return made
 
 
 def model_path(wanted: Path | None) -> Path:

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import servers
+from bench import rig, servers
 from bench.load import answered
 from bench.prompts import prompts
 from bench.quantize import as_q4_0
@@ -32,7 +32,6 @@ from cli.bench.machine import this_machine
 from cli.bench.prompts import Prompter
 from cli.bench.sweep import calibrate
 from cli.errors import CliError
-from localrun.placement.machine import n_cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +234,10 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.scenarios", description=__doc__)
+    parser = rig.parser("scenarios", __doc__)
     parser.add_argument("--only", type=_letters, default=[*SCENARIOS], help="of a,b,c,d,e")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: does it work at all")
-    parser.add_argument("--model", type=Path, help="GGUF (the tests' SmolLM2 from their cache)")
-    parser.add_argument("--threads", type=int, default=n_cpus(), help="CPU threads of each server")
     parser.add_argument("--llama-server", help="another llama-server program")
     parser.add_argument("--out", type=Path, help="file for the tables, besides stdout")
     return parser

@@ -4,27 +4,24 @@ One daemon gets chats of all lengths from more users than it has slots, some of 
 middle; then its single stream is measured in turns with that of a daemon that was just started.
 """
 
-import argparse
 import asyncio
 import random
 import secrets
 import statistics
 import time
 from collections.abc import Iterator
-from itertools import islice
-from pathlib import Path
 
 import psutil
 
+from bench import rig
 from bench.load import measure
 from bench.prompts import prompts
 from bench.rig import cpu_s, model_path, running, say
 from bench.servers import Localrun, Setup
-from cli.bench.answers import Endpoint, Outcome, Request
+from cli.bench.answers import Answer, Endpoint, Outcome, Request
 from cli.bench.client import ask
 from cli.bench.lengths import chat_lengths, clipped
 from cli.bench.prompts import Fit, Prompter
-from localrun.placement.machine import n_cpus
 
 _WINDOW, _N_SLOTS, _N_USERS = 2048, 8, 12
 _STREAM_TOKENS, _N_STREAMS = 128, 3
@@ -35,11 +32,9 @@ _N_LEAVING = 2
 
 def main() -> None:
     """Puts the traffic on, measures and prints."""
-    parser = argparse.ArgumentParser(prog="bench.soak", description=__doc__)
+    parser = rig.parser("soak", __doc__)
     parser.add_argument("--minutes", type=float, default=5, help="minutes of traffic (5)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of the comparison (5)")
-    parser.add_argument("--model", type=Path, help="GGUF (the tests' SmolLM2 from their cache)")
-    parser.add_argument("--threads", type=int, default=n_cpus(), help="CPU threads")
     arguments = parser.parse_args()
     setup = Setup(model_path(arguments.model), arguments.threads, _WINDOW)
     old, fresh = Localrun(setup), Localrun(setup)
@@ -47,7 +42,7 @@ def main() -> None:
         _stream_rate(endpoint, "warm up")
         before = {name: _memory(process) for name, process in old.processes().items()}
         outcomes = asyncio.run(_traffic(endpoint, arguments.minutes * 60))
-        ended = sum(hasattr(outcome, "n_tokens") for outcome in outcomes)
+        ended = sum(isinstance(outcome, Answer) for outcome in outcomes)
         say(f"{len(outcomes)} requests, {ended} answered")
         ratios = []
         for index in range(arguments.rounds):
@@ -112,7 +107,7 @@ def _requests() -> Iterator[Request]:
     """Chats; every fourth one goes on where another one began."""
     prompter, fit = Prompter(0, secrets.randbelow(1_000_000)), Fit()
     systems = [prompter.text(300) for _ in range(3)]
-    for number, length in enumerate(islice(chat_lengths(0), None)):
+    for number, length in enumerate(chat_lengths(0)):
         fitted = clipped(length, _WINDOW // 2)
         system = systems[number % 3] if number % 4 == 0 else ""
         yield Request(prompter.prompt(fit.n_words(fitted.n_prompt)), fitted.n_output, system)

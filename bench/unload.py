@@ -8,15 +8,14 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
+from bench import rig
 from bench.child import request
 from bench.rig import commit, model_path, say
 from bench.servers import Localrun, Setup
 from cli.bench.answers import Endpoint
-from localrun.placement.machine import n_cpus
 
 # A model that has not left by then hangs.
 _UNLOAD_LIMIT_S = 60.0
@@ -43,7 +42,7 @@ class Kept:
 def main() -> None:
     """Parses the command line, runs the cycles and prints what is kept."""
     arguments = _parser().parse_args()
-    server = Localrun(Setup(model_path(arguments.model), n_cpus(), arguments.window))
+    server = Localrun(Setup(model_path(arguments.model), arguments.threads, arguments.window))
     try:
         endpoint = server.start(1)
         daemon = server.processes()["daemon"]
@@ -93,9 +92,8 @@ def _unload(endpoint: Endpoint, daemon: psutil.Process) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.unload", description=__doc__)
+    parser = rig.parser("unload", __doc__)
     parser.add_argument("--cycles", type=int, default=50)
-    parser.add_argument("--model", type=Path, help="a GGUF file, SmolLM2 of the tests by default")
     parser.add_argument("--window", type=int, default=2048, help="tokens of a sequence")
     return parser
 

@@ -12,7 +12,6 @@ import logging.handlers
 import os
 import signal
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from localrun.placement.fit import Defaults, default_max_loaded
 from localrun.placement.layers import usable
 from localrun.placement.machine import gpu_backends, n_cpus
 from localrun.placement.verdicts import Verdicts
+from localrun.residency.memory import total
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
 from localrun.settings import Settings, cache_folder, models_folder
@@ -125,10 +125,7 @@ class Daemon:
 
     def _held(self) -> Mapping[str, int]:
         """Bytes that our models have, by device name."""
-        held: Counter[str] = Counter()
-        for resident in self.residency.resident():
-            held.update(resident.info.device_bytes if resident.info else {})
-        return held
+        return total(one.info.device_bytes for one in self.residency.resident() if one.info)
 
     def _allow(self, devices: tuple[Device, ...]) -> None:
         if self.settings.max_loaded_models is None:

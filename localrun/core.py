@@ -136,11 +136,12 @@ class LoadSpec(Struct, frozen=True):
     """Everything that decides what a runner holds: weights, adapters and load options.
 
     Names that share these share a runner; template, system text and sampling travel with the
-    call instead. `engine` is `fake` for the scripted model of the tests. `n_gpu_layers` -1 is as
-    many as fit. `gpu_overhead_bytes` are kept free on each GPU, by its name, or by the empty name
-    on all others; `spreads` uses all GPUs even for what fits one; `rpc_servers` (host:port) lend
-    theirs. `asked` are the options
+    call instead. `engine` is `fake` for the scripted model of the tests. `asked` are the options
     that a request or a Modelfile fixed; the other fields hold what came of them.
+
+    `n_gpu_layers` -1 is as many as fit. `gpu_overhead_bytes` are kept free on each GPU, by its
+    name, or by the empty name on all others; `spreads` uses all GPUs even for what fits one;
+    `rpc_servers` (host:port) lend theirs.
 
     `kv_pool` tokens of all sequences together, None measures; `kv_layout` None and
     `flash_attention` None follow `verdict`, the result of an earlier self-test, if there is one.

@@ -12,6 +12,9 @@ CPU = "CPU"
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accel"]
 
+# The kinds that layers can be put on: with memory of its own, and with a part of RAM.
+GPU_KINDS: tuple[DeviceKind, ...] = ("gpu", "igpu")
+
 # now      nothing would be gained by waiting
 # crowded  other models take memory that would hold more of its layers, or hold it at all
 # never    not even with all other models gone
@@ -31,6 +34,11 @@ class Device(Struct, frozen=True):
     total_bytes: int
     description: str = ""
     endpoint: str = ""
+
+    @property
+    def is_gpu(self) -> bool:
+        """True when layers can be put on it."""
+        return self.kind in GPU_KINDS
 
 
 class Need(Struct, frozen=True):

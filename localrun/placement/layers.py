@@ -110,7 +110,7 @@ def rooms(
     """
     room = Room({}, {})
     for device in devices:
-        is_gpu = device.kind in ("gpu", "igpu")
+        is_gpu = device.is_gpu
         margin = (GPU_MARGIN_BYTES + extra_margin_bytes) if is_gpu else RAM_MARGIN_BYTES
         ours = held.get(device.name, 0)
         most = device.total_bytes - (overhead_of(device, overheads) if is_gpu else 0)
@@ -161,7 +161,7 @@ def _weights(sizes: Sizes, number: int, n_cpu_experts: int) -> int:
 
 def usable(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
     """The GPUs that may have layers, in their order, and why others may not."""
-    gpus = [device for device in devices if device.kind in ("gpu", "igpu")]
+    gpus = [device for device in devices if device.is_gpu]
     has_discrete = any(gpu.kind == "gpu" and not gpu.endpoint for gpu in gpus)
     kept, reasons = [], []
     for gpu in gpus:
@@ -266,8 +266,7 @@ class _Trial:
     def __init__(self, devices: Sequence[Device], room: Mapping[str, int], wishes: Wishes) -> None:
         self._room = room
         self._shares = [share for share in wishes.tensor_split or () if share > 0]
-        # An integrated GPU's memory is RAM: both together must have room in it.
-        self._in_ram = {device.name for device in devices if device.kind == "igpu"} | {CPU}
+        self._in_ram = in_ram(devices)
 
     def split(
         self, sizes: Sizes, group: Sequence[Device], n: int, n_cpu_experts: int = 0
@@ -297,9 +296,14 @@ class _Trial:
         return has_room(needs_of(sizes, split), self._room, self._in_ram)
 
 
-def has_room(needs: Mapping[str, Need], room: Mapping[str, int], in_ram: set[str]) -> bool:
-    """True when every device has what is needed of it, and RAM what all of `in_ram` need."""
-    ram = sum(need.total_bytes for name, need in needs.items() if name in in_ram)
+def in_ram(devices: Sequence[Device]) -> set[str]:
+    """Those whose memory is RAM. An integrated GPU's is: together they must have room in it."""
+    return {device.name for device in devices if device.kind == "igpu"} | {CPU}
+
+
+def has_room(needs: Mapping[str, Need], room: Mapping[str, int], ram_names: set[str]) -> bool:
+    """True when every device has what is needed of it, and RAM what all of `ram_names` need."""
+    ram = sum(need.total_bytes for name, need in needs.items() if name in ram_names)
     return ram <= room.get(CPU, 0) and all(
         need.total_bytes <= room.get(name, 0) for name, need in needs.items()
     )

@@ -22,6 +22,7 @@ from localrun.placement.layers import (
     Wishes,
     fit_of,
     has_room,
+    in_ram,
     needs_of,
     propose,
     rooms,
@@ -192,7 +193,7 @@ class _Planning:
         self._found = found
         self._room = room
         self._model = measurements.model(found.devices)
-        self._in_ram = {one.name for one in found.devices if one.kind == "igpu"} | {CPU}
+        self._in_ram = in_ram(found.devices)
         self._wishes = Wishes(
             None if spec.n_gpu_layers < 0 else spec.n_gpu_layers,
             spec.main_gpu,

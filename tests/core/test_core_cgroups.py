@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pretended_cgroups import pretend
 
 from localrun.cgroups import MemoryLimit, memory
 
@@ -52,12 +53,4 @@ CASES: dict[str, tuple[str, dict[str, str], MemoryLimit | None]] = {
 def test_the_memory_that_control_groups_leave(
     tmp_path: Path, own: str, files: dict[str, str], expected: MemoryLimit | None
 ) -> None:
-    proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    for path, text in {
-        "proc/self/cgroup": own,
-        **{f"cgroup/{k}": v for k, v in files.items()},
-    }.items():
-        target = tmp_path / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    assert memory(proc, root) == expected
+    assert memory(*pretend(tmp_path, own, files)) == expected

@@ -5,23 +5,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pretended_cgroups import pretend
 
 from localrun.placement import machine
 from localrun.placement.machine import _quota, cpu_model, cpus, gpu_backends, n_cpus
-
-
-def pretend(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
-    """(`/proc`, `/sys/fs/cgroup`) where `self/cgroup` says `own` and these files are there."""
-    proc, root = folder / "proc", folder / "cgroup"
-    for path, text in {
-        "proc/self/cgroup": own,
-        **{f"cgroup/{k}": v for k, v in files.items()},
-    }.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    return proc, root
-
 
 V2, V1 = "0::/a/b\n", "3:cpu,cpuacct:/a/b\n2:memory:/x\n0::/\n"
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,8 @@ Start = Callable[..., Daemon]
 
 
 @pytest.fixture
-def rpc_server() -> Iterator[RpcServer]:
-    server = RpcServer()
-    try:
-        yield server.wait_ready()
-    finally:
-        server.kill()
+def rpc_server(start_rpc_server: Callable[[], RpcServer]) -> RpcServer:
+    return start_rpc_server()
 
 
 def devices(daemon: Daemon) -> dict[str, Any]:

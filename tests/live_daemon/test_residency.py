@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
+from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -41,6 +42,14 @@ def stop(daemon: Daemon, name: str) -> None:
 
 def load(daemon: Daemon, name: str, **more: Any) -> None:
     daemon.json("POST", "/api/generate", {"model": name, "stream": False, **more})
+
+
+def begin_to_load(daemon: Daemon, name: str, *, stream: bool) -> HTTPConnection:
+    """The connection of a chat whose model is on its way in."""
+    connection = daemon.connect()
+    connection.request("POST", "/api/chat", json.dumps(chat_body(name, "hi", stream=stream)))
+    wait_until(lambda: states(daemon), "the model to be on its way in")
+    return connection
 
 
 def wait_empty(daemon: Daemon) -> None:
@@ -111,10 +120,7 @@ def test_a_client_that_gives_up_again_and_again_finds_its_model_loaded_in_the_en
     daemon = start_daemon()
     daemon.create("m", fake_model(pieces=["ok"], load_s=1.0))
     for _ in range(3):
-        connection = daemon.connect()
-        connection.request("POST", "/api/chat", json.dumps(chat_body("m", "hi", stream=stream)))
-        wait_until(lambda: states(daemon), "the model to be on its way in")
-        connection.close()
+        begin_to_load(daemon, "m", stream=stream).close()
     wait_until(lambda: states(daemon) == {"m": "ready"}, "the load to end although nobody waits")
     assert daemon.chat("m", "hi")["message"]["content"] == "ok"
     assert n_loads(daemon, "m") == 1
@@ -125,9 +131,7 @@ def test_a_load_goes_on_for_the_others_when_its_first_client_leaves(
 ) -> None:
     daemon = start_daemon()
     daemon.create("m", fake_model(pieces=["ok"], load_s=1.0))
-    connection = daemon.connect()
-    connection.request("POST", "/api/chat", json.dumps(chat_body("m", "hi")))
-    wait_until(lambda: states(daemon), "the model to be on its way in")
+    connection = begin_to_load(daemon, "m", stream=True)
     with ThreadPoolExecutor() as pool:
         waits = pool.submit(daemon.chat, "m", "hi")
         wait_until(lambda: daemon.ps()[0]["queued"] == 2, "the second to wait too")

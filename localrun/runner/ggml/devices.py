@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
+from msgspec.structs import replace
 
 from localrun.ipc.messages import LAST_WORDS
-from localrun.memory import CPU, Device, DeviceKind
+from localrun.memory import CPU, GPU_KINDS, Device, DeviceKind
 from localrun.placement.layers import overhead_of
 from localrun.runner.ggml import library, rpc
 from localrun.runner.ggml.log import log
@@ -86,23 +87,19 @@ class Machine:
                     known[f"RPC{number}"] = _Known(handle, "gpu", description, endpoint)
             n_before += len(self._servers.get(endpoint, [0]))
         self._known = known
-        return Found(tuple(self._device(name, overheads or {}) for name in known), away)
+        return Found(tuple(self.device(name, overheads or {}) for name in known), away)
 
-    def _device(self, name: str, overheads: Mapping[str, int]) -> Device:
+    def device(self, name: str, overheads: Mapping[str, int]) -> Device:
+        """One of the devices of the last look, with its memory as it is now."""
         one = self._known[name]
         if one.kind == "cpu":
             free, total = free_ram_bytes(), total_ram_bytes()
         else:
             free, total = library.device_memory(one.handle)
         device = Device(name, one.kind, free, total, one.description, one.endpoint)
-        if one.kind not in ("gpu", "igpu"):
+        if not device.is_gpu:
             return device
-        free = max(0, free - overhead_of(device, overheads))
-        return Device(name, one.kind, free, total, one.description, one.endpoint)
-
-    def device(self, name: str, overheads: Mapping[str, int]) -> Device:
-        """One of the devices of the last look, with its memory as it is now."""
-        return self._device(name, overheads)
+        return replace(device, free_bytes=max(0, free - overhead_of(device, overheads)))
 
     def handle(self, name: str) -> int:
         """llama.cpp's device. Raises LoadRefused for a name that the last look did not see."""
@@ -120,14 +117,14 @@ class Machine:
         if handle is None or is_host:
             return CPU
         for name, one in self._known.items():
-            if one.handle == handle and one.kind in ("gpu", "igpu"):
+            if one.handle == handle and one.kind in GPU_KINDS:
                 return name
         return CPU
 
     def home_of_name(self, buffer: str) -> str:
         """As `home`, by the name that buffers have in the log."""
         for name, one in self._known.items():
-            if one.kind in ("gpu", "igpu") and library.buffer_names(one.handle) == buffer:
+            if one.kind in GPU_KINDS and library.buffer_names(one.handle) == buffer:
                 return name
         return CPU
 
