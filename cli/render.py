@@ -58,8 +58,12 @@ def ps_table(models: Iterable[LoadedModel], now: datetime) -> str:
 
 def parts_table(models: Iterable[LoadedModel]) -> str:
     """Which model has how much on which device."""
-    rows = [(model.name, part.name, size(part.size)) for model in models for part in model.devices]
-    return table([("NAME", "DEVICE", "SIZE"), *rows])
+    rows = [
+        (model.name, part.name, *map(size, (part.size, part.weights, part.kv, part.compute)))
+        for model in models
+        for part in model.devices
+    ]
+    return table([("NAME", "DEVICE", "SIZE", "WEIGHTS", "KV", "COMPUTE"), *rows])
 
 
 def size(n_bytes: int) -> str:

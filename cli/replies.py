@@ -56,10 +56,13 @@ class Kv(Struct):
 
 
 class DevicePart(Struct):
-    """What a model has on one device, in bytes."""
+    """What a model has on one device, in bytes: `size` is the other three together."""
 
     name: str
     size: int = 0
+    weights: int = 0
+    kv: int = 0
+    compute: int = 0
 
 
 class LoadedModel(Struct):

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from localrun.memory import CPU, Need
+
 # Who holds which cells: one pool for all sequences, or a whole window for each slot.
 KvLayout = Literal["unified", "split"]
 
@@ -294,7 +296,7 @@ class RunnerInfo(Struct, frozen=True):
     """What a loaded runner really holds.
 
     `n_ctx` tokens per sequence, `n_slots` sequences at once, `n_cells` tokens of all sequences
-    together; sizes are bytes as allocated, `device_bytes` by device name.
+    together; `needs` is what lies on each device, as allocated.
     """
 
     n_ctx: int
@@ -302,9 +304,22 @@ class RunnerInfo(Struct, frozen=True):
     n_cells: int = 0
     layout: KvLayout = "split"
     flash_attention: bool = False
-    device_bytes: dict[str, int] = {}
-    size_bytes: int = 0
-    size_vram_bytes: int = 0
+    needs: dict[str, Need] = {}
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes by device name."""
+        return {name: need.total_bytes for name, need in self.needs.items()}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on all devices."""
+        return sum(self.device_bytes.values())
+
+    @property
+    def size_vram_bytes(self) -> int:
+        """Bytes on all devices but the CPU."""
+        return sum(n for name, n in self.device_bytes.items() if name != CPU)
 
 
 class Histogram(Struct, frozen=True):

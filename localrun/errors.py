@@ -12,6 +12,7 @@
     ├── LoadFailed          the model could not be loaded
     ├── NotEnoughMemory     the model needs more memory than there is, even alone
     ├── EngineFailed        llama.cpp could not evaluate a step
+    ├── ModelStopped        somebody stopped the model, and the answer took too long to end
     └── RunnerLost          the runner process died
 
 Classes carry fields; `str()` builds one sentence from them. Nobody decides by reading the text:
@@ -184,6 +185,20 @@ class EngineFailed(LocalrunError):
         if self.code == BROKEN_LOGITS:
             return "the model's output is not a number; the file may be damaged"
         return f"an error was encountered while running the model: llama_decode gave {self.code}"
+
+
+@dataclass(eq=False)
+class ModelStopped(LocalrunError):
+    """Somebody stopped the model, and the answer had not ended `grace_s` seconds later."""
+
+    model: str
+    grace_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"model '{self.model}' was stopped; its answers had {self.grace_s:g} s to end, and "
+            "this one took longer"
+        )
 
 
 @dataclass(eq=False)

@@ -38,7 +38,7 @@ def stop(
         bool, typer.Option("--daemon", help="End the daemon; its answers get some seconds.")
     ] = False,
 ) -> Job:
-    """Take a model out of memory when its answers have ended, or end the daemon."""
+    """Take a model out of memory: its answers have 30 s to end. Or end the daemon."""
     if daemon:
         if model is not None:
             raise Usage("give MODEL or --daemon, not both")

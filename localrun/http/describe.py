@@ -162,8 +162,11 @@ def _header(path: Path | None, arrays: bool) -> Header | None:
 
 def _parts(info: RunnerInfo) -> tuple[DevicePart, ...]:
     """What lies where, RAM first."""
-    by_name = sorted(info.device_bytes.items(), key=lambda part: (part[0] != CPU, part[0]))
-    return tuple(DevicePart(name, n_bytes) for name, n_bytes in by_name)
+    by_name = sorted(info.needs.items(), key=lambda part: (part[0] != CPU, part[0]))
+    return tuple(
+        DevicePart(name, n.total_bytes, n.weights_bytes, n.kv_bytes, n.compute_bytes)
+        for name, n in by_name
+    )
 
 
 def _kv(info: RunnerInfo, stats: RunnerStats | None) -> Kv:

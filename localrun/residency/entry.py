@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from localrun.core import LoadSpec, Resident, RunnerInfo, RunnerStats
+from localrun.errors import LocalrunError
 from localrun.memory import Plan, Split
 from localrun.residency.memory import planned_info
 from localrun.residency.policy import Held, State
@@ -39,8 +40,8 @@ class Runner(Protocol):
         """Returns when the process has ended."""
         ...
 
-    async def close(self) -> None:
-        """Ends the process. Idempotent."""
+    async def close(self, error: LocalrunError | None = None) -> None:
+        """Ends the process; requests that still run end with `error`. Idempotent."""
         ...
 
 
@@ -69,7 +70,8 @@ class Entry(Generic[R]):
     """A model in memory, or on its way in or out. Written by the owner task only.
 
     `plan` is the latest one of its load, made beside `held` bytes of other models; `changed` is
-    set when it need not be true any more. From `is_allocating` on it takes memory.
+    set when it need not be true any more. From `is_allocating` on it takes memory. At `cut_off_s`
+    answers that still run on a model that was stopped are ended.
     """
 
     spec: LoadSpec
@@ -79,6 +81,7 @@ class Entry(Generic[R]):
     runner: R | None = None
     n_leases: int = 0
     last_used_s: float = 0.0
+    cut_off_s: float = FOREVER
     loading: "asyncio.Task[None] | None" = None
     plan: Plan | None = None
     is_allocating: bool = False
@@ -87,7 +90,12 @@ class Entry(Generic[R]):
 
     @property
     def expires_s(self) -> float:
-        """When an idle model is to go, on the owner's clock; `FOREVER` while it is in use."""
+        """When an idle model is to go, on the owner's clock; `FOREVER` while it is in use.
+
+        When one that was stopped is to go, whoever uses it.
+        """
+        if self.state == "stopping":
+            return self.cut_off_s
         if self.state != "ready" or self.n_leases:
             return FOREVER
         return self.last_used_s + self.keep_alive_s

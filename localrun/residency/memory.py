@@ -27,15 +27,8 @@ def total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def planned_info(plan: Plan, spec: LoadSpec) -> RunnerInfo:
     """What a model that is being loaded will hold, if all goes by `plan`."""
-    device_bytes = {name: need.total_bytes for name, need in plan.needs.items()}
-    size_bytes = sum(device_bytes.values())
     return RunnerInfo(
-        n_ctx=plan.n_ctx or spec.n_ctx,
-        n_slots=spec.n_parallel,
-        n_cells=plan.n_cells,
-        device_bytes=device_bytes,
-        size_bytes=size_bytes,
-        size_vram_bytes=size_bytes - device_bytes.get(CPU, 0),
+        plan.n_ctx or spec.n_ctx, spec.n_parallel, n_cells=plan.n_cells, needs=plan.needs
     )
 
 

@@ -14,7 +14,13 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from localrun.core import LoadSpec, Resident
-from localrun.errors import LoadFailed, LocalrunError, NotEnoughMemory, ShuttingDown
+from localrun.errors import (
+    LoadFailed,
+    LocalrunError,
+    ModelStopped,
+    NotEnoughMemory,
+    ShuttingDown,
+)
 from localrun.memory import Plan
 from localrun.residency.clock import Time
 from localrun.residency.entry import EmptyRunner, Entry, Lease, R
@@ -27,6 +33,10 @@ from localrun.units import FOREVER
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# How long the answers of a model have that somebody stops. Most end by themselves; one that does
+# not must not keep the model, its memory and its name for as long as it likes.
+STOP_GRACE_S = 30.0
 
 # How often a plan is made anew while a GPU gives memory back, which it does not announce.
 _RETURN_POLL_S = 0.25
@@ -83,7 +93,8 @@ class Residency(Generic[R]):
     def unload(self, key: str) -> None:
         """Lets the model go as soon as nobody uses it; a model that is not loaded is no error.
 
-        A load under way ends at once, and those who wait for it get LoadFailed.
+        Answers that have not ended after STOP_GRACE_S get ModelStopped. A load under way ends at
+        once, and those who wait for it get LoadFailed.
         """
         self._post(lambda: self._unload(key))
 
@@ -240,7 +251,11 @@ class Residency(Generic[R]):
     def _expire(self) -> None:
         now_s = self._time.elapsed_s()
         for entry in list(self._entries.values()):
-            if entry.expires_s <= now_s:
+            if entry.expires_s > now_s:
+                continue
+            if entry.state == "stopping":
+                self._cut_off(entry)
+            else:
                 self._let_go(entry)
 
     # ---- loading
@@ -351,7 +366,15 @@ class Residency(Generic[R]):
         if entry.state == "loading":
             for waiter in self._line:
                 self._refuse(waiter, entry, LoadFailed("it was stopped before it was loaded"))
+        if entry.cut_off_s == FOREVER:  # stopping twice gives no more time
+            entry.cut_off_s = self._time.elapsed_s() + STOP_GRACE_S
         self._let_go(entry)
+
+    def _cut_off(self, entry: Entry[R]) -> None:
+        entry.cut_off_s = FOREVER
+        if entry.runner is not None:
+            _log.warning("%s: %d answers end with it", entry.model, entry.n_leases)
+            self._stop(entry, ModelStopped(entry.model, STOP_GRACE_S))
 
     def _evict(self, key: str, wanted: str) -> None:
         entry = self._entries[key]
@@ -377,10 +400,10 @@ class Residency(Generic[R]):
             # In vain if it has just ended: then `_loaded` finds that the model is to stop.
             entry.loading.cancel()
 
-    def _stop(self, entry: Entry[R]) -> None:
+    def _stop(self, entry: Entry[R], error: LocalrunError | None = None) -> None:
         assert entry.runner is not None
         _log.info("unloading %s", entry.model)
-        self._spawn(entry.runner.close(), f"stop {entry.spec.key}")
+        self._spawn(entry.runner.close(error), f"stop {entry.spec.key}")
 
     def _remove(self, entry: Entry[R]) -> None:
         """Its process is gone."""

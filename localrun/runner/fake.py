@@ -193,8 +193,7 @@ class FakeModel:
             n_slots=shape.n_slots,
             n_cells=shape.n_cells,
             layout=shape.layout,
-            device_bytes={CPU: self._n_bytes},
-            size_bytes=self._n_bytes,
+            needs={CPU: Need(self._n_bytes)},
         )
 
     def use_threads(self, n: int) -> None:

@@ -336,7 +336,6 @@ class LlamaModel:
         return {name: Need(*columns) for name, columns in sums.items()}
 
     def _read_info(self, flash_attention: int, lines: Lines) -> RunnerInfo:
-        sizes = {name: need.total_bytes for name, need in self._needs.items()}
         is_flash = lines.flash_attention is not False
         if flash_attention != FLASH_ATTENTION_AUTO:
             is_flash = flash_attention == FLASH_ATTENTION_ON
@@ -346,9 +345,7 @@ class LlamaModel:
             n_cells=self._shape.n_cells,
             layout=self._shape.layout,
             flash_attention=is_flash,
-            device_bytes=sizes,
-            size_bytes=sum(sizes.values()),
-            size_vram_bytes=sum(n for name, n in sizes.items() if name != CPU),
+            needs=self._needs,
         )
 
     def use_threads(self, n: int) -> None:

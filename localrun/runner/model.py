@@ -98,7 +98,7 @@ class Model(Protocol):
 
     @property
     def host_tier_bytes(self) -> int:
-        """Memory for KV outside the context."""
+        """The most that KV outside the context may take."""
         ...
 
     @property

@@ -15,7 +15,13 @@ from localrun.core import (
     SamplingParams,
     Verdict,
 )
-from localrun.errors import BadRequest, RunnerLost, TemplateTimeout, from_fields
+from localrun.errors import (
+    BadRequest,
+    LocalrunError,
+    RunnerLost,
+    TemplateTimeout,
+    from_fields,
+)
 from localrun.ipc.framing import FrameTooLarge
 from localrun.ipc.messages import (
     Admitted,
@@ -70,6 +76,7 @@ class RunnerClient:
         self._ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
         self._render_timers: dict[int, asyncio.TimerHandle] = {}
+        self._ended_by: LocalrunError | None = None
         self._overdue: int | None = None  # the request whose template ran past its limit
         self._ending = asyncio.create_task(self._end())
         self._watching = asyncio.create_task(self._watch())
@@ -134,8 +141,9 @@ class RunnerClient:
         """Returns when the process has ended, for whatever reason, and every stream knows."""
         await asyncio.shield(self._ending)
 
-    async def close(self) -> None:
-        """Ends the process. Streams that still run fail with RunnerLost. Idempotent."""
+    async def close(self, error: LocalrunError | None = None) -> None:
+        """Ends the process, and what still runs with `error`, else RunnerLost. Idempotent."""
+        self._ended_by = self._ended_by or error
         await self._process.close()
         await asyncio.shield(self._ending)
 
@@ -205,7 +213,7 @@ class RunnerClient:
         self._watching.cancel()
         for timer in self._render_timers.values():
             timer.cancel()
-        if self._streams:
+        if self._streams and self._ended_by is None:
             _log.warning(
                 "runner %d is gone with %d requests: %s", self.pid, len(self._streams), how
             )
@@ -215,10 +223,10 @@ class RunnerClient:
             how = "it had to be ended because a chat template did not come back"
         # The culprit hears of it first: it, and no other choice of its answer, says what happens.
         for stream in sorted(self._streams.values(), key=lambda s: s.id != self._overdue):
-            is_culprit = stream.id == self._overdue
-            stream.fail(
-                TemplateTimeout(TEMPLATE_TIMEOUT_S) if is_culprit else RunnerLost(stream.phase, how)
-            )
+            if stream.id == self._overdue:
+                stream.fail(TemplateTimeout(TEMPLATE_TIMEOUT_S))
+            else:
+                stream.fail(self._ended_by or RunnerLost(stream.phase, how))
         self._streams.clear()
         self.on_activity()
 

@@ -174,10 +174,13 @@ class Kv(msgspec.Struct, frozen=True):
 
 
 class DevicePart(msgspec.Struct, frozen=True):
-    """What a model has on one device, in bytes."""
+    """What a model has on one device, in bytes: `size` is the other three together."""
 
     name: str
     size: int
+    weights: int
+    kv: int
+    compute: int
 
 
 class RunningModel(msgspec.Struct, frozen=True, kw_only=True):

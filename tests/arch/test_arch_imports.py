@@ -15,7 +15,7 @@ PACKAGES = ("localrun", "modelstore", "cli")
 # package directly below `localrun`, the module `cli.commands.serve`, or else a package.
 ROOMS: dict[str, tuple[str, ...]] = {
     "localrun": (),
-    "localrun.core": (),
+    "localrun.core": ("localrun.memory",),
     "localrun.units": (),
     "localrun.loopback": (),
     "localrun.memory": (),

@@ -39,11 +39,16 @@ def test_ps_of_a_name_that_is_not_in_memory_says_so(stub: Stub, shell: Shell) ->
 
 
 def test_ps_verbose_shows_what_each_device_holds(stub: Stub, shell: Shell) -> None:
-    parts = [{"name": "CPU", "size": 5000}, {"name": "RPC0", "size": 7000}]
+    parts = [
+        {"name": "CPU", "size": 5000, "weights": 3000, "kv": 1500, "compute": 500},
+        {"name": "RPC0", "size": 7000, "weights": 7000},
+    ]
     models = [{"name": "m", "size": 12000, "size_vram": 7000, "devices": parts}, {"name": "soon"}]
     stub.on("GET", "/api/ps", Reply(body={"models": models}))
     assert shell("ps", "--verbose").out.partition("\n\n")[2] == (
-        "NAME    DEVICE    SIZE\nm       CPU       5 KB\nm       RPC0      7 KB\n"
+        "NAME    DEVICE    SIZE    WEIGHTS    KV        COMPUTE\n"
+        "m       CPU       5 KB    3 KB       1.5 KB    500 B\n"
+        "m       RPC0      7 KB    7 KB       0 B       0 B\n"
     )
     assert "DEVICE" not in shell("ps").out
 

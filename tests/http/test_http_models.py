@@ -12,6 +12,7 @@ from http_fakes import Exchange, ScriptedService, app_of
 
 from localrun.core import Resident, RunnerInfo, RunnerStats
 from localrun.http import create as create_module
+from localrun.memory import Need
 from modelstore.create import CreateRequest, Progress, create
 from modelstore.errors import DiskFull
 from modelstore.store import Store
@@ -165,7 +166,7 @@ def test_openai_models(root):
 
 def test_ps(root):
     service = ScriptedService()
-    info = RunnerInfo(n_ctx=512, n_slots=4, size_bytes=9, size_vram_bytes=3)
+    info = RunnerInfo(n_ctx=512, n_slots=4, needs={"CPU": Need(6), "CUDA0": Need(3)})
     service.residents = (
         Resident("k1", "gone:latest", "loading", 1_767_323_045.0, n_queued=2),
         Resident("k2", "tiny:latest", "ready", math.inf, n_busy=1, info=info),
@@ -224,8 +225,8 @@ def test_ps_shows_the_cells_of_the_kv_cache(root, stats, kv):
 
 def test_ps_shows_what_lies_where(root):
     service = ScriptedService()
-    held = {"CUDA0": 5, "CPU": 3, "RPC0": 4}
-    info = RunnerInfo(512, 4, device_bytes=held, size_bytes=12, size_vram_bytes=9)
+    needs = {"CUDA0": Need(2, 2, 1), "CPU": Need(3), "RPC0": Need(4)}
+    info = RunnerInfo(512, 4, needs=needs)
     service.residents = (
         Resident("a", "tiny:latest", "ready", math.inf, info=info),
         Resident("b", "soon:latest", "loading", 0.0),
@@ -233,9 +234,9 @@ def test_ps_shows_what_lies_where(root):
     ready, loading = ask(root, "GET", "/api/ps", service=service)[1]["models"]
     assert (ready["size"], ready["size_vram"]) == (12, 9)
     assert ready["devices"] == [
-        {"name": "CPU", "size": 3},
-        {"name": "CUDA0", "size": 5},
-        {"name": "RPC0", "size": 4},
+        {"name": "CPU", "size": 3, "weights": 3, "kv": 0, "compute": 0},
+        {"name": "CUDA0", "size": 5, "weights": 2, "kv": 2, "compute": 1},
+        {"name": "RPC0", "size": 4, "weights": 4, "kv": 0, "compute": 0},
     ]
     assert "devices" not in loading
 

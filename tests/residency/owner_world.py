@@ -20,19 +20,21 @@ class FakeRunner:
     def __init__(self, spec: LoadSpec, world: "World") -> None:
         self.spec = spec
         self.device_bytes = world.needs.get(spec.weights_digest, {})
-        self.info = RunnerInfo(spec.n_ctx, spec.n_parallel, device_bytes=self.device_bytes)
+        self.info = RunnerInfo(spec.n_ctx, spec.n_parallel, needs=as_needs(self.device_bytes))
         self.stats: RunnerStats | None = None
         self.n_running = 0
         self.n_leases = 0
         self.is_lost = False
+        self.ended_by: LocalrunError | None = None
         self._world = world
         self._lost = asyncio.Event()
 
     async def wait_lost(self) -> None:
         await self._lost.wait()
 
-    async def close(self) -> None:
-        assert self.n_leases == 0, "closed while in use"
+    async def close(self, error: LocalrunError | None = None) -> None:
+        assert self.n_leases == 0 or error is not None, "closed while in use"
+        self.ended_by = error
         self.is_lost = True
         await self._world.dying.wait()
         self.die()
@@ -65,7 +67,7 @@ class FakeEmptyRunner:
         return Plan(
             "now" if fits(needs, free) else "crowded" if fits(needs, alone) else "never",
             Split(),
-            {name: Need(n_bytes) for name, n_bytes in needs.items()},
+            as_needs(needs),
             free,
         )
 
@@ -83,6 +85,10 @@ class FakeEmptyRunner:
     async def close(self) -> None:
         assert self._loaded is None
         self._world.n_given_up += 1
+
+
+def as_needs(device_bytes: Mapping[str, int]) -> dict[str, Need]:
+    return {name: Need(n_bytes) for name, n_bytes in device_bytes.items()}
 
 
 def fits(needs: Mapping[str, int], free: Mapping[str, int]) -> bool:

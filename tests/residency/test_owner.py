@@ -7,11 +7,8 @@ import pytest
 from owner_world import World, run
 
 from localrun.core import LoadOptions
-from localrun.errors import (
-    LoadFailed,
-    QueueFull,
-    ShuttingDown,
-)
+from localrun.errors import LoadFailed, ModelStopped, QueueFull, ShuttingDown
+from localrun.residency.owner import STOP_GRACE_S
 
 
 def test_the_first_request_loads_and_the_second_shares() -> None:
@@ -231,6 +228,42 @@ def test_waiting_for_a_load_counts_against_the_same_bound() -> None:
             await world.lease("a")
         world.gate.set()
         await asyncio.gather(*waiting)
+
+    run(story())
+
+
+def test_answers_that_outlast_a_stop_are_ended_with_it() -> None:
+    async def story() -> None:
+        world = World()
+        lease = await world.lease("a")
+        world.residency.unload("a")
+        await world.settle()
+        await world.pass_time(STOP_GRACE_S - 1)
+        world.residency.unload("a")  # gives no more time
+        await world.settle()
+        assert world.loaded() == {"a": "stopping"}
+        assert lease.runner.ended_by is None
+        again = world.ask("a")
+        await world.pass_time(1)
+        assert isinstance(lease.runner.ended_by, ModelStopped)
+        await world.release(lease)
+        assert world.launched == ["a", "a"]
+        await world.release(await again)
+        assert world.loaded() == {"a": "ready"}
+
+    run(story())
+
+
+def test_answers_on_a_model_that_makes_room_may_take_their_time() -> None:
+    async def story() -> None:
+        world = World(max_loaded=1)
+        lease = await world.lease("a")
+        other = world.ask("b")
+        await world.pass_time(10 * STOP_GRACE_S)
+        assert world.loaded() == {"a": "stopping"}
+        assert lease.runner.ended_by is None
+        await world.release(lease)
+        await world.release(await other)
 
     run(story())
 

@@ -71,3 +71,20 @@ def test_rows_beside_streams(
 ) -> None:
     costs = CostModel(decode_s=decode_s, row_s=row_s)
     assert costs.rows_beside(target_s, limit=limit) == rows
+
+
+@pytest.mark.parametrize(
+    ("n_prompts", "n_streams", "target_s", "rows"),
+    [
+        pytest.param(1, 4, None, 240, id="one prompt beside streams"),
+        pytest.param(4, 4, None, 240, id="as many"),
+        pytest.param(5, 4, None, 490, id="more prompts than streams"),
+        pytest.param(5, 4, 0.1, 90, id="a target that somebody set holds"),
+    ],
+)
+def test_a_step_may_take_longer_while_most_wait_for_their_first_token(
+    n_prompts: int, n_streams: int, target_s: float | None, rows: int
+) -> None:
+    costs = CostModel(decode_s=0.01, row_s=0.001)
+    found = costs.rows_beside(target_s, limit=512, n_prompts=n_prompts, n_streams=n_streams)
+    assert found == rows

@@ -264,6 +264,19 @@ def test_idle_sequences_hold_a_quarter_of_the_pool_and_the_rest_waits_in_memory(
     assert back.n_cached == 70
 
 
+def test_idle_sequences_leave_a_large_pool_early_where_that_is_cheap(make_bench: MakeBench) -> None:
+    bench = make_bench(n_ctx=20_000, n_parallel=2, kv_layout="unified", echo=True, row_s=0.0002)
+    for number in range(4):
+        bench.submit(number, f"{number}" * 600, num_predict=5)
+        bench.finish()
+    gauges = bench.engine.gauges()
+    assert gauges["kv_cells_retained"] <= 1024  # of 10,000 that they may have
+    assert gauges["host_tier_bytes"] > 0
+    back = bench.submit(9, "0" * 600 + "!", num_predict=1)
+    bench.finish()
+    assert back.n_cached == 600
+
+
 # ---- memory
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from localrun.runner.engine.host_tier import HostTier, Saved
+from localrun.runner.engine.host_tier import HostTier, Saved, default_limit_bytes
+
+MIB = 1 << 20
 
 
 def put(host: HostTier, n_bytes: int, *, pin: bool = False) -> Saved | None:
@@ -13,6 +15,19 @@ def must_put(host: HostTier, n_bytes: int, *, pin: bool = False) -> Saved:
     saved = put(host, n_bytes, pin=pin)
     assert saved is not None
     return saved
+
+
+@pytest.mark.parametrize(
+    ("kv_mib", "most_mib", "limit_mib"),
+    [
+        pytest.param(800, 4096, 200, id="a quarter of the KV cache"),
+        pytest.param(40, 4096, 32, id="enough for a chat, however small the cache"),
+        pytest.param(32768, 4096, 4096, id="no more than memory allows"),
+        pytest.param(40, 10, 10, id="not even a chat where memory is short"),
+    ],
+)
+def test_the_limit_where_nobody_sets_one(kv_mib: int, most_mib: int, limit_mib: int) -> None:
+    assert default_limit_bytes(kv_mib * MIB, most_mib * MIB) == limit_mib * MIB
 
 
 def test_a_state_comes_back_as_it_was() -> None:

@@ -35,18 +35,18 @@ def trial(
         pytest.param(
             [
                 trial("split", True, row_ms=2, step_ms=40),
-                trial("unified", True, row_ms=2, step_ms=42),
+                trial("unified", True, row_ms=1.9, step_ms=38),
             ],
-            Verdict("unified", True),
-            id="one pool when about as fast",
+            Verdict("split", True),
+            id="slots when about as fast",
         ),
         pytest.param(
             [
                 trial("split", True, row_ms=2, step_ms=40),
-                trial("unified", True, row_ms=2, step_ms=60),
+                trial("unified", True, row_ms=2, step_ms=30),
             ],
-            Verdict("split", True),
-            id="slots when clearly faster",
+            Verdict("unified", True),
+            id="one pool when clearly faster",
         ),
         pytest.param(
             [trial("unified", True, row_ms=2, step_ms=40, merged_ms=150)],
@@ -100,6 +100,22 @@ def test_the_fastest_combination_wins(
     assert verdict is not None
     assert (verdict.layout, verdict.flash_attention) == best
     assert machine.opened == ALL
+
+
+def test_a_pool_is_tried_with_idle_sequences_in_it(fake_model: Callable[..., Path]) -> None:
+    machine = Machine(fake_model(echo=True), dict.fromkeys(ALL, 1.0))
+    filled: dict[str, int] = {}
+    restore = machine.model.restore
+
+    def counted(kv_id: int, data: bytes) -> bool:
+        layout = machine.opened[-1][0]
+        filled[layout] = filled.get(layout, 0) + 1
+        return restore(kv_id, data)
+
+    machine.model.restore = counted  # type: ignore[method-assign, assignment]
+    machine.run()
+    # Beside the one that was computed, and twice: with flash attention and without.
+    assert filled == {"split": 2 * 3, "unified": 2 * (3 + 2)}
 
 
 def test_a_slow_machine_is_not_asked(fake_model: Callable[..., Path]) -> None:

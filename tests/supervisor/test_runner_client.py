@@ -14,7 +14,7 @@ from localrun.core import (
     Usage,
     Verdict,
 )
-from localrun.errors import WindowTooLarge, to_fields
+from localrun.errors import ModelStopped, WindowTooLarge, to_fields
 from localrun.ipc import messages
 from localrun.ipc.messages import Failed, Outbox, Progressed, Resized, Submit, ToRunner
 from localrun.supervisor.client import RunnerClient
@@ -133,5 +133,15 @@ def test_it_is_told_who_else_computes() -> None:
     async def story(client: RunnerClient, process: Any) -> None:
         client.share(2, (8, 9))
         assert process.sent == [messages.Share(2, (8, 9))]
+
+    with_client(story)
+
+
+def test_requests_that_run_when_it_is_closed_hear_why() -> None:
+    async def story(client: RunnerClient, process: Any) -> None:
+        stream = client.submit(RawPrompt("x"), SamplingParams(), n_ctx=10)
+        await client.close(ModelStopped("m", 30.0))
+        with pytest.raises(ModelStopped):
+            await stream.accepted()
 
     with_client(story)

@@ -28,8 +28,12 @@ _MIN_RETAINED_CANCELLED = 256
 # In the split layout a copy moves memory; below this many tokens evaluating them is as fast.
 _MIN_COPIED = 64
 
-# Part of a unified pool that idle donors may hold: attention walks over their cells too.
+# Part of a unified pool that idle donors may hold: attention walks over their cells too. Those
+# that the host tier can take cheaply leave earlier: beside as many cells of running sequences, and
+# a chat's worth, they cost every step more than it takes to bring one of them back.
 _IDLE_SHARE = 0.25
+_IDLE_CELLS = 1024
+_CHEAP = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -332,6 +336,19 @@ class KvCache:
         limit = int(self.ledger.n_cells * _IDLE_SHARE)
         while len(self._donors) > 1 and self.n_retained > limit:
             self._evict(self._oldest_donor())
+        while len(self._donors) > 1 and self._is_crowded() and self._saves_cheaply():
+            self._evict(self._oldest_donor())
+
+    def _is_crowded(self) -> bool:
+        n_idle = self.n_retained
+        return n_idle > self.ledger.n_used - n_idle + _IDLE_CELLS
+
+    def _saves_cheaply(self) -> bool:
+        """Whether the next donor to go can be brought back at a small part of its price."""
+        donor = self._oldest_donor()
+        n = len(donor.tokens)
+        is_cheap = self._costs.swap_s(n) * _CHEAP < self._costs.recompute_s(n)
+        return is_cheap and self._host.could_hold(self._model.state_bytes(donor.kv_id))
 
     def _oldest_donor(self) -> Donor:
         return min(self._donors.values(), key=lambda donor: donor.used_at)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from localrun.core import KvLayout, LoadSpec, Verdict
 from localrun.runner.engine.cache import KvCache
 from localrun.runner.engine.cost_model import CostModel
-from localrun.runner.engine.host_tier import HostTier
+from localrun.runner.engine.host_tier import HostTier, default_limit_bytes
 from localrun.runner.engine.layout import Shape, choose_shape
 from localrun.runner.engine.meter import Meter
 from localrun.runner.model import LoadRefused, Model
@@ -85,6 +85,9 @@ class Context:
         """An empty context. Raises LoadRefused."""
         self._model.open(shape)
         self.shape = shape
+        if self._spec.host_tier_bytes is None:
+            kv_bytes = shape.n_cells * self._model.facts.cell_bytes
+            self.host.limit_bytes = default_limit_bytes(kv_bytes, self._model.host_tier_bytes)
         self.cache = KvCache(
             self._model, shape, self.host, self._costs, self._meter, self._clock_ns
         )

@@ -15,8 +15,9 @@ _ROW_S = 0.002
 _SAVE_S, _RESTORE_S = 10e-6, 3e-6
 
 # Four tokens a second is what people read; a step that decodes may take so long for the sake of
-# prompts, or this many times what its decodes take, whichever is more.
-_TARGET_S = 0.25
+# prompts, or this many times what its decodes take, whichever is more. While more sequences wait
+# for their first token than stream it may take twice as long: larger chunks are cheaper by the row.
+_TARGET_S, _FILLING_S = 0.25, 0.5
 _STRETCH = 1.5
 
 # Fewest prompt rows, so that a prompt always goes on; and llama.cpp's attention has a faster way
@@ -61,13 +62,17 @@ class CostModel:
         """Evaluating so many rows again."""
         return n_tokens * self.row_s
 
-    def rows_beside(self, target_s: float | None, *, limit: int) -> int:
+    def rows_beside(
+        self, target_s: float | None, *, limit: int, n_prompts: int = 1, n_streams: int = 1
+    ) -> int:
         """Prompt rows for a step that decodes as well: at most `limit`, never none.
 
-        `target_s` bounds the step; None leaves it to what people read and what decodes take.
+        `target_s` bounds the step; None leaves it to what people read, what decodes take, and how
+        many wait for a prompt beside how many streams.
         """
         if target_s is None:
-            target_s = max(_TARGET_S, _STRETCH * self.decode_s)
+            least_s = _FILLING_S if n_prompts > n_streams else _TARGET_S
+            target_s = max(least_s, _STRETCH * self.decode_s)
         n = int((target_s - self.decode_s) / self.row_s)
         if _NEARLY * _TILE <= n < _TILE:
             n = _TILE

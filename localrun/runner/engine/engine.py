@@ -366,7 +366,13 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         n_batch = self._model.n_batch
-        beside = self._costs.rows_beside(self._target_s, limit=n_batch)
+        n_prompts = sum(1 for s in self.running if s.n_pending > 1)
+        beside = self._costs.rows_beside(
+            self._target_s,
+            limit=n_batch,
+            n_prompts=n_prompts,
+            n_streams=len(self.running) - n_prompts,
+        )
         budget = Budget(alone=n_batch, beside=beside)
         n_free = self._cache.n_free_for(n_batch + len(self.running))
         plan = plan_step(self.running, budget, n_free, self._cache.own_cells, self._work_lost_s)

@@ -9,6 +9,18 @@ from dataclasses import dataclass, field
 
 from localrun.runner.model import State
 
+# Part of the bytes of the KV cache that the tier may have where nobody says how much. What is
+# kept for its prefix is a convenience: it should never surprise by its size.
+_KV_SHARE = 0.25
+
+# Enough for one long chat of a small model, however small the pool.
+_LEAST_BYTES = 32 << 20
+
+
+def default_limit_bytes(kv_bytes: int, most_bytes: int) -> int:
+    """Bytes for a context whose KV cache has `kv_bytes`, where memory allows `most_bytes`."""
+    return min(most_bytes, max(_LEAST_BYTES, int(kv_bytes * _KV_SHARE)))
+
 
 @dataclass(slots=True, eq=False)
 class Saved:
