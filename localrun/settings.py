@@ -283,7 +283,8 @@ SETTINGS: tuple[Setting, ...] = (
         ("host_tier_bytes",),
         _auto(parse_size_bytes),
         "auto",
-        "memory for the KV of sequences that had to leave the cache, such as 2GiB; 0 for none",
+        "memory for the KV of sequences that had to leave the cache, such as 2GiB; 0 for none, "
+        "auto an eighth of the cache",
         ollama=False,
     ),
     Setting(

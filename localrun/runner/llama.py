@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +20,7 @@ from localrun.memory import CPU, Need, Split
 from localrun.placement.layers import GPU_MARGIN_BYTES, RAM_MARGIN_BYTES
 from localrun.runner.engine.layout import Shape
 from localrun.runner.ggml import facts
+from localrun.runner.ggml.binding import lib
 from localrun.runner.ggml.devices import Machine
 from localrun.runner.ggml.log import Lines, log
 from localrun.runner.ggml.params import (

@@ -27,6 +27,10 @@ _CLOSE_TIMEOUT_S = 5.0
 # one get on (130 and 219). So only a runner that starts alone spins long.
 _LONG_SPIN, _SHORT_SPIN = "3000000", "1000"
 
+# Saved KV is megabytes a piece. glibc would learn from the first one that is freed to keep such
+# pieces on its heap, where their memory never goes back to the system.
+_MMAP = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20)}
+
 # A failed assertion would start a debugger, which takes seconds and buries the assertion.
 _NO_BACKTRACE = {"GGML_NO_BACKTRACE": "1"}
 
@@ -60,7 +64,7 @@ class RunnerProcess:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                env={**spin, **_NO_BACKTRACE, **os.environ},
+                env={**spin, **_MMAP, **_NO_BACKTRACE, **os.environ},
             )
             undo.callback(process.kill)
             theirs.close()

@@ -150,7 +150,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "numpy": ("localrun.runner.llama",),
     "gguf": ("localrun.runner.fake",),
     "jinja2": ("localrun.runner.prompt.templates",),
-    "gotpl": ("localrun.runner.prompt.templates",),
+    "gotpl": ("localrun.runner.prompt.go_template",),
     "psutil": ("localrun.runner.measure", "localrun.placement.machine", "cli.commands.serve"),
     "starlette": ("localrun.http",),
     "uvicorn": ("localrun.app",),

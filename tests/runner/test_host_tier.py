@@ -20,9 +20,9 @@ def must_put(host: HostTier, n_bytes: int, *, pin: bool = False) -> Saved:
 @pytest.mark.parametrize(
     ("kv_mib", "most_mib", "limit_mib"),
     [
-        pytest.param(800, 4096, 200, id="a quarter of the KV cache"),
-        pytest.param(40, 4096, 32, id="enough for a chat, however small the cache"),
-        pytest.param(32768, 4096, 4096, id="no more than memory allows"),
+        pytest.param(800, 4096, 100, id="an eighth of the KV cache"),
+        pytest.param(40, 4096, 24, id="enough for a chat, however small the cache"),
+        pytest.param(65536, 4096, 4096, id="no more than memory allows"),
         pytest.param(40, 10, 10, id="not even a chat where memory is short"),
     ],
 )
@@ -101,3 +101,14 @@ def test_bytes_of_a_view_count_as_bytes() -> None:
     host = HostTier(10)
     assert host.put([1], "", memoryview(bytearray(10))) is not None
     assert host.n_bytes == 10
+
+
+def test_room_is_made_before_a_state_is_saved_and_never_from_the_pinned() -> None:
+    host = HostTier(100)
+    first, second = must_put(host, 40), must_put(host, 40, pin=True)
+    assert host.make_room(50)
+    assert (host.unpinned(), host.n_bytes) == ([], 40)
+    assert not host.make_room(61)
+    host.drop(second)
+    host.drop(first)
+    assert host.n_bytes == 0

@@ -7,7 +7,8 @@ import pytest
 from localrun.core import Message
 from localrun.errors import ContextOverflow, TemplateFailed
 from localrun.runner.prompt.fit import fit
-from localrun.runner.prompt.templates import GoTemplate, JinjaTemplate, render_plain
+from localrun.runner.prompt.go_template import GoTemplate
+from localrun.runner.prompt.templates import JinjaTemplate, render_plain
 
 TALK = [
     Message("system", "S"),

@@ -288,7 +288,7 @@ class KvCache:
         n, n_own = self.ledger.length(kv_id), self.ledger.own(kv_id)
         del self._running[kv_id]
         is_cheaper = self._costs.swap_s(n) < self._costs.recompute_s(n_own) and n_own * 2 >= n
-        if is_cheaper and self._host.could_hold(self._model.state_bytes(kv_id)):
+        if is_cheaper and self._host.make_room(self._model.state_bytes(kv_id)):
             data = self._save(kv_id)
             sequence.saved = self._host.put(sequence.tokens[:n], sequence.scope, data, pin=True)
         self._free(kv_id)
@@ -361,7 +361,7 @@ class KvCache:
     def _keep_state(self, donor: Donor) -> None:
         n = len(donor.tokens)
         pays = self._costs.swap_s(n) * 2 < self._costs.recompute_s(n)
-        if pays and self._host.could_hold(self._model.state_bytes(donor.kv_id)):
+        if pays and self._host.make_room(self._model.state_bytes(donor.kv_id)):
             self._host.put(donor.tokens, donor.scope, self._save(donor.kv_id))
 
     def _drop(self, donor: Donor) -> None:

@@ -11,10 +11,10 @@ from localrun.runner.model import State
 
 # Part of the bytes of the KV cache that the tier may have where nobody says how much. What is
 # kept for its prefix is a convenience: it should never surprise by its size.
-_KV_SHARE = 0.25
+_KV_SHARE = 0.125
 
 # Enough for one long chat of a small model, however small the pool.
-_LEAST_BYTES = 32 << 20
+_LEAST_BYTES = 24 << 20
 
 
 def default_limit_bytes(kv_bytes: int, most_bytes: int) -> int:
@@ -47,14 +47,23 @@ class HostTier:
         pinned = sum(len(saved.data) for saved in self._saved if saved.is_pinned)
         return pinned + n_bytes <= self.limit_bytes
 
-    def put(self, tokens: list[int], scope: str, data: State, *, pin: bool = False) -> Saved | None:
-        """Keeps a state; None when it does not fit whatever is dropped for it."""
-        if not self.could_hold(len(data)):
-            return None
+    def make_room(self, n_bytes: int) -> bool:
+        """Drops what is not pinned, least recently used first, until so much fits; else nothing.
+
+        To be called before a state is saved, so that both never take memory at once.
+        """
+        if not self.could_hold(n_bytes):
+            return False
         for saved in sorted(self.unpinned(), key=lambda saved: saved.used_at):
-            if self.n_bytes + len(data) <= self.limit_bytes:
+            if self.n_bytes + n_bytes <= self.limit_bytes:
                 break
             self.drop(saved)
+        return True
+
+    def put(self, tokens: list[int], scope: str, data: State, *, pin: bool = False) -> Saved | None:
+        """Keeps a state; None when it does not fit whatever is dropped for it."""
+        if not self.make_room(len(data)):
+            return None
         saved = Saved(tokens, scope, data, is_pinned=pin, used_at=next(self._clock))
         self._saved.add(saved)
         self.n_bytes += len(data)

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 from msgspec.structs import replace
 
 from localrun.ipc.messages import LAST_WORDS
 from localrun.memory import CPU, GPU_KINDS, Device, DeviceKind
 from localrun.placement.layers import overhead_of
 from localrun.runner.ggml import library, rpc
+from localrun.runner.ggml.binding import lib
 from localrun.runner.ggml.log import log
 from localrun.runner.measure import free_ram_bytes, total_ram_bytes
 from localrun.runner.model import LoadRefused

@@ -3,10 +3,9 @@
 import ctypes
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
-
 from localrun.core import LoadSpec
 from localrun.runner.engine.layout import ModelFacts
+from localrun.runner.ggml.binding import lib
 from localrun.runner.model import LoadRefused
 
 # Bytes of one value; quantized ones carry a scale for every 32.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
+from localrun.runner.ggml.binding import lib
 
 _pointer = ctypes.c_void_p
 _text = ctypes.c_char_p

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
+from localrun.runner.ggml.binding import lib
 
 _DEBUG, _WARN = 1, 3
 _CONTINUED = 5

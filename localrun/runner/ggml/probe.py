@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 from msgspec.structs import replace
 
 from localrun.core import LoadSpec
@@ -19,6 +18,7 @@ from localrun.memory import CPU, Need, Split
 from localrun.placement.layers import Layer, Sizes, needs_of
 from localrun.runner.engine.layout import ModelFacts, Shape
 from localrun.runner.ggml import library
+from localrun.runner.ggml.binding import lib
 from localrun.runner.ggml.devices import Machine
 from localrun.runner.ggml.facts import check, n_blocks, read_facts
 from localrun.runner.ggml.log import Lines, log

@@ -17,7 +17,7 @@ from localrun.errors import BadRequest, ContextOverflow, LocalrunError
 from localrun.ipc.messages import Cancel, Rendering, Submit
 from localrun.runner.model import Vocab
 from localrun.runner.prompt.fit import check_size, fit
-from localrun.runner.prompt.templates import JinjaTemplate, go_template, render_plain
+from localrun.runner.prompt.templates import JinjaTemplate, render_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,9 @@ class PromptThread:
 
     def _renderer(self, go_source: str | None) -> Callable[[Sequence[Message]], str]:
         if go_source is not None:
+            # Few models have one, and the engine for them takes 3 MB of every runner.
+            from localrun.runner.prompt.go_template import go_template
+
             return go_template(go_source).render
         if self._vocab.chat_template is None:
             return render_plain
