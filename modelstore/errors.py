@@ -328,6 +328,13 @@ class TransferFailed(RegistryError):
         )
 
 
+class Stopped(StoreError):
+    """Nobody wants the operation any more, or the process ends."""
+
+    def __str__(self) -> str:
+        return "the operation was stopped; what has arrived is kept, and pulling again resumes"
+
+
 def shown(text: str) -> str:
     """A text from outside, fit for a message: at most 80 printable characters.
 

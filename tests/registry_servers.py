@@ -196,12 +196,12 @@ def make_certificates(folder: Path, *names: str) -> tuple[Path, Path, Path]:
     san = folder / "san.cnf"
     listed = ",".join(["IP:127.0.0.1", "DNS:localhost", *(f"DNS:{name}" for name in names)])
     san.write_text(f"subjectAltName={listed}\n")
+    signed = ["-CAcreateserial", "-out", certificate, "-days", "2", "-extfile", san]
     ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     for command in (
         ["req", "-x509", *ec, "-keyout", authority_key, "-out", authority, "-subj", "/CN=test"],
         ["req", *ec[:-2], "-keyout", key, "-out", request, "-subj", "/CN=localhost"],
-        ["x509", "-req", "-in", request, "-CA", authority, "-CAkey", authority_key]
-        + ["-CAcreateserial", "-out", certificate, "-days", "2", "-extfile", san],
+        ["x509", "-req", "-in", request, "-CA", authority, "-CAkey", authority_key, *signed],
     ):
         subprocess.run([program, *map(str, command)], check=True, capture_output=True)
     return authority, certificate, key

@@ -8,17 +8,15 @@ Source: the OCI distribution specification, and what Ollama makes of it.
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Self
 
 import httpx
 
 from modelstore.digest import Digest
 from modelstore.errors import HostUnreachable, ManifestNotFound, SignInRequired
-from modelstore.names import HUGGING_FACE, ModelName
-from modelstore.registry.address import Policy, Registry
-from modelstore.registry.auth import Auth, Secret, challenge_of
-from modelstore.registry.connection import Pace
+from modelstore.names import ModelName
+from modelstore.registry.access import Access
+from modelstore.registry.auth import Auth, challenge_of
 from modelstore.registry.web import Body, Web, read_all, refused
 
 # Real manifests stay below 1 MiB; a registry must not fill our memory.
@@ -33,29 +31,6 @@ _MANIFEST_TYPES = ", ".join(
 )
 # A location that a registry redirected to is signed for some time only.
 _EXPIRED = (400, 401, 403, 404, 410)
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What the daemon's settings say about registries; made once, for all operations."""
-
-    registries: tuple[Registry, ...] = ()
-    hf_token: str = field(default="", repr=False)
-    pace: Pace = field(default_factory=Pace)
-
-    def policy(self, *, insecure: bool = False) -> Policy:
-        """Whom an operation may contact; `insecure` as its request had it."""
-        return Policy(self.registries, insecure)
-
-    def secret(self, base_url: str) -> Secret:
-        """What the user has given for the registry at `base_url`."""
-        url = httpx.URL(base_url)
-        port = url.port or (443 if url.scheme == "https" else 80)
-        entry = self.policy().listed(url.host, port)
-        if entry is not None and (entry.user or entry.password) and url.scheme == "https":
-            return Secret(entry.user, entry.password)
-        is_hugging_face = url.host.lower() in HUGGING_FACE and url.scheme == "https"
-        return Secret(token=self.hf_token) if is_hugging_face and self.hf_token else Secret()
 
 
 class RegistryClient:

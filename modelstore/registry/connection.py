@@ -12,36 +12,19 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpcore
 import httpx
 
-from modelstore.errors import BadReply, HostUnreachable
+from modelstore.errors import BadReply, HostUnreachable, Stopped
+from modelstore.registry.access import Pace
 from modelstore.registry.address import Policy
-
-# One address that does not answer; a host may have several.
-CONNECT_TIMEOUT_S = 10.0
-# Without bytes for so long a connection counts as dead. Source: Ollama's downloads.
-STALL_TIMEOUT_S = 30.0
 
 # How soon a read notices that it is not wanted any more.
 _SLICE_S = 0.25
 # httpcore asks for 64 KiB at a time, and its parser costs as much for more.
 _READ_BYTES = 256 << 10
-
-
-class Stopped(Exception):
-    """Whoever wanted the bytes has gone; never reaches a user."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long a connection may take; tests have shorter ones."""
-
-    connect_s: float = CONNECT_TIMEOUT_S
-    stall_s: float = STALL_TIMEOUT_S
 
 
 class Transport(httpx.BaseTransport):

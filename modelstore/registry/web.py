@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import httpx
 
 from modelstore.errors import BadReply, ServerRefused
+from modelstore.registry.access import Pace
 from modelstore.registry.address import Policy
-from modelstore.registry.connection import Pace, Transport
+from modelstore.registry.connection import Transport
 
 # Source: Go's HTTP client, and so Ollama.
 MAX_REDIRECTS = 10

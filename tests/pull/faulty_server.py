@@ -150,8 +150,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._plain(307, b"", {"Location": fault.location})
             return
         if fault.html:
-            self._plain(200, b"<!DOCTYPE html><html>secret of the server</html>" * 100,
-                        {"Content-Type": "text/html"})
+            self._plain(
+                200,
+                b"<!DOCTYPE html><html>secret of the server</html>" * 100,
+                {"Content-Type": "text/html"},
+            )
             return
         if fault.status:
             self._plain(fault.status, b"secret of the server", fault.headers)
