@@ -1,5 +1,6 @@
 """Registries for one test each, and pullers that lose no time."""
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,7 @@ def gguf(tmp_path: Path) -> Callable[..., bytes]:
         path = write_fake_model(tmp_path / "made.gguf", script or {"pieces": ["hello"]})
         data = path.read_bytes()
         # Behind the last tensor nobody looks; no two pieces are alike.
-        noise = b"".join(number.to_bytes(8, "little") for number in range(n_bytes // 8))
-        return data + noise[: max(0, n_bytes - len(data))]
+        return data + random.Random(n_bytes).randbytes(max(0, n_bytes - len(data)))
 
     return make
 
