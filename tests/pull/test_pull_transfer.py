@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_server import Asked, Fault, FaultyRegistry
+from faulty_server import QUICK, Asked, Fault, FaultyRegistry
 from hypothesis import given
 from hypothesis import strategies as st
 from live import wait_until
@@ -171,6 +171,7 @@ def test_a_blob_comes_in_parts(puller: Puller, registry: FaultyRegistry, gguf: M
         [(0, len(data))], 256 << 10
     )
     assert leftovers(store) == []
+    assert len({a.port for a in asked}) <= QUICK.n_streams  # connections are used again
     assert registry.n_bytes == len(data) + len(b'{"model_format":"gguf"}')
 
 
