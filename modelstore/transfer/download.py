@@ -203,8 +203,8 @@ class Download:
     ) -> None:
         """Starts further workers once ranges are known to work, and keeps the journal."""
         saved_at = time.monotonic()
-        while any(worker.is_alive() for worker in workers):
-            workers[-1].join(_TICK_S)
+        while alive := [worker for worker in workers if worker.is_alive()]:
+            alive[0].join(_TICK_S)
             if self._is_probed.is_set() and len(workers) == 1 and self._whole is None:
                 n_more = min(self._effort.n_streams - 1, len(self._parts))
                 workers += [
