@@ -82,6 +82,7 @@ def test_the_python_client_follows_a_pull(
     assert (digest_of(data), len(data)) in {(step.digest, step.completed) for step in steps}
     with pytest.raises(ollama.ResponseError) as caught:
         client.pull(f"{registry.host}/a/nothing")
+    client._client.close()
     assert caught.value.status_code == 404
 
 
