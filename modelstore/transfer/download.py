@@ -9,6 +9,7 @@ server that ignores ranges shows itself there, and then this one stream brings t
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -29,6 +30,8 @@ from modelstore.transfer.follower import Follower, hash_partial
 from modelstore.transfer.partial import Partial, locked
 from modelstore.transfer.ranges import pieces, repair_order
 from modelstore.transfer.source import Source
+
+_log = logging.getLogger(__name__)
 
 # How often the transfer looks after itself; also how long the lock of another process is polled.
 _TICK_S = 0.05
@@ -253,6 +256,7 @@ class Download:
         if n_failures >= n_tries:
             what = f"a part of blob {self.wanted.key.hex[:12]}"
             raise TransferFailed(what, n_tries, str(error)) from error
+        _log.warning("%s: failure %d of a part: %s", self.wanted.model, n_failures, error)
         self._update(note=f"try {n_failures + 1} of {n_tries} after: {error}")
         self._pause(self._effort.pause_s(n_failures))
 
