@@ -1,6 +1,7 @@
 """Pulling a model: the order of reports, what is kept, and what is refused."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from modelstore.names import ModelName
 from modelstore.pull import Puller
 from modelstore.registry.access import Access
 from modelstore.registry.address import parse_registry
+from modelstore.registry.sources import UrlSource, look_at
+from modelstore.registry.web import Web
 from modelstore.sources import Progress
 from modelstore.store import Store
 from modelstore.transfer.transfers import Transfers
@@ -231,6 +234,26 @@ def test_the_url_of_one_part_brings_all_of_a_split_model(store: Store, tmp_path:
     layers = store.resolve("big").manifest.of_type(MODEL_TYPE)
     parts = [files / f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     assert [layer.digest for layer in layers] == [Digest.of(part.read_bytes()) for part in parts]
+
+
+def test_a_file_that_was_replaced_meanwhile_is_not_mixed_with_the_older_one(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "m.gguf").write_bytes(b"a" * 1000)
+    nginx = Nginx(files, tmp_path / "nginx")
+    try:
+        access = Access((parse_registry(f"http://{nginx.host}"),))
+        web = Web(access.policy())
+        file = look_at(web, access, f"http://{nginx.host}/m.gguf")
+        with UrlSource(web, access, file) as source:
+            with source.open(10, 20) as delivery:
+                assert (delivery.is_whole, b"".join(delivery.chunks)) == (False, b"a" * 10)
+            (files / "m.gguf").write_bytes(b"b" * 1000)
+            os.utime(files / "m.gguf", (1, 1))
+            with source.open(10, 20) as delivery:
+                assert (delivery.is_whole, b"".join(delivery.chunks)) == (True, b"b" * 1000)
+    finally:
+        nginx.kill()
 
 
 def test_a_user_of_hugging_face_with_a_dot_is_kept_and_listed(store: Store, gguf: Make) -> None:
