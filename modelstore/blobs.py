@@ -177,8 +177,11 @@ class Blobs:
     def _sidecar(self, digest: Digest) -> Path:
         return self._folder / (digest.file_name + SIDECAR_SUFFIX)
 
-    def _publish(self, temp: Path, digest: Digest) -> bool:
-        """Gives a finished, hashed file its name; False when the blob was there already."""
+    def publish(self, temp: Path, digest: Digest) -> bool:
+        """Gives a finished, hashed file of the same folder its name.
+
+        False when the blob was there already; the file is gone in any case. OSError passes.
+        """
         with self._visible:
             if self._is_stored(digest):
                 self._touch(digest)
@@ -240,7 +243,7 @@ class BlobWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            return digest, self._blobs._publish(self._temp, digest)
+            return digest, self._blobs.publish(self._temp, digest)
 
     def abort(self) -> None:
         """Drops what was written; harmless after `commit`."""

@@ -78,7 +78,7 @@ def remove_folder(path: Path, name: ModelName) -> None:
 def _walk(folder: str, above: tuple[str, ...]) -> Iterator[tuple[ModelName, Path]]:
     part_name = PART_NAMES[len(above)]
     for entry in _entries(folder):
-        if part_problem(part_name, entry) is not None:
+        if part_problem(part_name, entry, host=above[0] if above else "") is not None:
             continue
         parts = (*above, entry)
         path = os.path.join(folder, entry)
