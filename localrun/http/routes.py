@@ -21,6 +21,7 @@ from localrun.http.models import ModelsApi
 from localrun.http.native import NativeApi
 from localrun.http.openai import OpenAIApi
 from localrun.http.origins import Origins
+from localrun.http.storage import StorageApi
 from localrun.loopback import is_loopback
 from localrun.service import TextService
 from localrun.settings import Settings
@@ -35,7 +36,7 @@ def table(service: TextService, store: Store, diagnose: Diagnose) -> list[tuple[
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
     models, making = ModelsApi(service, store), CreateApi(service, store)
-    machine = MachineApi(diagnose)
+    machine, storage = MachineApi(diagnose), StorageApi(service, store)
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),
@@ -51,6 +52,9 @@ def table(service: TextService, store: Store, diagnose: Diagnose) -> list[tuple[
         ("HEAD POST", "/api/blobs/{digest}", making.blob),
         ("DELETE", "/api/delete", models.delete),
         ("POST", "/api/copy", models.copy),
+        ("GET", "/api/df", storage.df),
+        ("POST", "/api/prune", storage.prune),
+        ("POST", "/api/verify", storage.verify),
         ("GET", "/v1/models", openai.models),
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/v1/chat/completions", openai.chat_completions),

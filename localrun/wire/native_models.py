@@ -232,9 +232,9 @@ def encode_version(version: str, localrun: str, pid: int) -> bytes:
     return _encode({"version": version, "localrun": localrun, "pid": pid})
 
 
-def encode_machine(found: msgspec.Struct) -> bytes:
-    """The reply of /api/devices, which is ours: a diagnosis as it is."""
-    return _encode(found)
+def encode_struct(reply: msgspec.Struct) -> bytes:
+    """A reply of a route that is ours, as it is: a diagnosis, figures of the store."""
+    return _encode(reply)
 
 
 def encode_progress(
