@@ -79,13 +79,14 @@ class Pins:
             self._spared -= due
             return due
 
-    def remove_unless_held(self, digest: Digest, remove: Callable[[Digest], None]) -> None:
+    def remove_unless_held(self, digest: Digest, remove: Callable[[Digest], None]) -> bool:
         """Calls `remove`, or puts it off; a hold comes wholly before or wholly after."""
         with self._lock:
             if digest in self._n_holders:
                 self._spared.add(digest)
-            else:
-                remove(digest)
+                return False
+            remove(digest)
+            return True
 
 
 class Keep:

@@ -31,6 +31,8 @@ OLLAMA_AGE_S = 3600.0
 RESUMABLE_AGE_S = 7 * 86400.0
 # Between an upload and the request that makes a model of it there are seconds.
 COMMAND_AGE_S = 300.0
+# A file's time is that of the kernel's last tick, and some file systems' is coarser.
+_CLOCK_SLACK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +79,34 @@ class PruneReport:
         return sum(piece.size_bytes for piece in self.gone)
 
 
-def prune_files(
-    blobs: Blobs,
-    manifests: Path,
-    needed: Collection[Digest],
-    rules: PruneRules,
-    oldest_s: float | None = None,
-) -> PruneReport:
-    """Removes what is not `needed` and may go by the rules; OSError passes.
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """What only the store knows: the blobs that must stay, and since when it is at work.
 
-    `oldest_s` is when the oldest operation began that is under way: what it uses is not old.
+    `delete` removes a blob unless somebody has come to hold it; `oldest_s` says when the operation
+    began that is under way for longest, None without any.
     """
+
+    needed: Collection[Digest]
+    delete: Callable[[Digest], bool]
+    oldest_s: Callable[[], float | None]
+
+
+def prune_files(blobs: Blobs, manifests: Path, in_use: InUse, rules: PruneRules) -> PruneReport:
+    """Removes what is not in use and may go by the rules; OSError passes."""
     now_s = time.time()
+    candidates = list(_candidates(blobs, manifests, in_use, rules))
+    # Asked after the look: whoever has made one of these had begun by then.
+    oldest_s = in_use.oldest_s()
+    limit_s = now_s if oldest_s is None else min(now_s, oldest_s - _CLOCK_SLACK_S)
     gone = []
     n_spared = 0
-    for piece, remove in _candidates(blobs, manifests, needed, rules):
-        is_told_by_lock = piece.lock is not None or _has_writers_lock(piece)
-        limit_s = now_s if is_told_by_lock or oldest_s is None else min(oldest_s, now_s)
+    for piece, remove in candidates:
         age_s = _age_s(piece, rules)
-        is_due = (age_s == 0 and limit_s == now_s) or piece.changed_at_s <= limit_s - age_s
+        if _has_lock(piece):
+            is_due = age_s == 0 or piece.changed_at_s <= now_s - age_s
+        else:
+            is_due = piece.changed_at_s <= limit_s - age_s
         if is_due and remove(piece, rules.dry_run):
             gone.append(piece)
         else:
@@ -130,12 +141,10 @@ def unneeded(blobs: Blobs, needed: Collection[Digest]) -> list[Piece]:
 
 
 def _candidates(
-    blobs: Blobs, manifests: Path, needed: Collection[Digest], rules: PruneRules
+    blobs: Blobs, manifests: Path, in_use: InUse, rules: PruneRules
 ) -> Iterator[tuple[Piece, Callable[[Piece, bool], bool]]]:
     def remove_blob(piece: Piece, dry_run: bool) -> bool:
-        if not dry_run:
-            blobs.delete(Digest.parse(piece.name))
-        return True
+        return dry_run or in_use.delete(Digest.parse(piece.name))
 
     for piece in pieces(blobs.folder, manifests):
         if piece.kind == "partial":
@@ -143,7 +152,7 @@ def _candidates(
         elif not rules.only_partials:
             yield piece, _remover(piece)
     if not rules.only_partials:
-        for piece in unneeded(blobs, needed):
+        for piece in unneeded(blobs, in_use.needed):
             yield piece, remove_blob
 
 
@@ -156,7 +165,11 @@ def _remover(piece: Piece) -> Callable[[Piece, bool], bool]:
 def _age_s(piece: Piece, rules: PruneRules) -> float:
     if piece.kind == "partial":
         return max(rules.min_age_s, OLLAMA_AGE_S) if piece.lock is None else rules.partial_age_s
-    return 0.0 if piece.lock is not None or _has_writers_lock(piece) else rules.min_age_s
+    return 0.0 if _has_lock(piece) else rules.min_age_s
+
+
+def _has_lock(piece: Piece) -> bool:
+    return piece.lock is not None or _has_writers_lock(piece)
 
 
 def _has_writers_lock(piece: Piece) -> bool:

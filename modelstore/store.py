@@ -41,6 +41,7 @@ from modelstore.names import ModelName
 from modelstore.pruning import (
     AT_START,
     OLLAMA_AGE_S,
+    InUse,
     PruneReport,
     PruneRules,
     prune_files,
@@ -249,8 +250,12 @@ class Store:
                     _log.warning("nothing is pruned while `%s` is unreadable: %s", name, problem)
                 return PruneReport(unreadable=tuple(sorted(survey.unreadable)))
             with writing(self.root):
-                kept = survey.needed | self._pins.held
-                return prune_files(self.blobs, self._manifests, kept, rules, self._ongoing.oldest_s)
+                in_use = InUse(
+                    survey.needed | self._pins.held,
+                    lambda digest: self._pins.remove_unless_held(digest, self.blobs.delete),
+                    lambda: self._ongoing.oldest_s,
+                )
+                return prune_files(self.blobs, self._manifests, in_use, rules)
 
     def survey(self) -> Survey:
         """Reads every manifest, and nothing else."""
