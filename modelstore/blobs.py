@@ -205,8 +205,11 @@ class Blobs:
     def _sidecar(self, digest: Digest) -> Path:
         return self._folder / (digest.file_name + SIDECAR_SUFFIX)
 
-    def _publish(self, temp: Path, digest: Digest) -> bool:
-        """Gives a finished, hashed file its name; False when the blob was there already."""
+    def publish(self, temp: Path, digest: Digest) -> bool:
+        """Gives a finished, hashed file of the same folder its name.
+
+        False when the blob was there already; the file is gone in any case. OSError passes.
+        """
         with self._visible:
             if self._is_stored(digest):
                 self._touch(digest)
@@ -272,7 +275,7 @@ class BlobWriter:
             # Flushed before the lock that makes it visible is taken: gigabytes take their time.
             self._file.flush()
             os.fsync(self._file.fileno())
-            is_new = self._blobs._publish(self._temp, digest)
+            is_new = self._blobs.publish(self._temp, digest)
         self._end()  # not before: a file that is closed counts as abandoned
         return digest, is_new
 

@@ -6,6 +6,10 @@ sentence that names the thing, says what is wrong and, where it is not obvious, 
 are named by their base name, since messages travel to clients that have no business with our paths.
 """
 
+import re
+
+_USERINFO = re.compile(r"^(\s*(?:[A-Za-z][A-Za-z0-9+.-]*://)?)[^/]*@")
+
 
 class StoreError(Exception):
     """Root of every error that the store raises on purpose."""
@@ -20,7 +24,9 @@ class InvalidName(StoreError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"invalid model name {_quoted(self.text)}: {self.problem}"
+        # What stands before an `@` may be a password.
+        text = _USERINFO.sub(r"\1***@", self.text)
+        return f"invalid model name {_quoted(text)}: {self.problem}"
 
 
 class InvalidDigest(StoreError):
@@ -220,6 +226,126 @@ class StoreNotWritable(StoreError):
         )
 
 
+class RegistryError(StoreError):
+    """Root of what goes wrong between us and a registry, or another server with models.
+
+    Messages name the host and never hold what it sent: a pull may have been pointed at a server
+    whose answers are none of the client's business.
+    """
+
+
+class AddressNotAllowed(RegistryError):
+    """The policy forbids to contact `host`; nothing was sent to it."""
+
+    def __init__(self, host: str, problem: str) -> None:
+        super().__init__(host, problem)
+        self.host = host
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"`{shown(self.host)}` is not contacted: {self.problem}"
+
+
+class HostUnreachable(RegistryError):
+    """No usable connection to `host`, or it broke; `proxy` is the one in between, if any."""
+
+    def __init__(self, host: str, problem: str, proxy: str = "") -> None:
+        super().__init__(host, problem, proxy)
+        self.host = host
+        self.problem = problem
+        self.proxy = proxy
+
+    def __str__(self) -> str:
+        return f"`{shown(self.host)}`{_through(self.proxy)}: {shown(self.problem)}"
+
+
+class ServerRefused(RegistryError):
+    """`host` answered with an HTTP status that says no; `what` is what was asked for."""
+
+    def __init__(self, host: str, status: int, what: str, proxy: str = "") -> None:
+        super().__init__(host, status, what, proxy)
+        self.host = host
+        self.status = status
+        self.what = what
+        self.proxy = proxy
+
+    def __str__(self) -> str:
+        return (
+            f"`{shown(self.host)}`{_through(self.proxy)} answered with HTTP status {self.status} "
+            f"when asked for {self.what}"
+        )
+
+
+class SignInRequired(RegistryError):
+    """`host` wants to know who asks, and what we could tell it was not enough."""
+
+    def __init__(self, host: str, problem: str) -> None:
+        super().__init__(host, problem)
+        self.host = host
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"unauthorized: access denied by `{shown(self.host)}`: {self.problem}"
+
+
+class BadReply(RegistryError):
+    """`host` answered, but not with what the protocol promises."""
+
+    def __init__(self, host: str, problem: str) -> None:
+        super().__init__(host, problem)
+        self.host = host
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"`{shown(self.host)}` sent something unusable: {self.problem}"
+
+
+class ManifestNotFound(RegistryError):
+    """The registry has no model `name`, which is the full one. Clients compare the first words."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"pull model manifest: file does not exist: {self.name} not found"
+
+
+class BadManifest(RegistryError):
+    """A registry's manifest breaks a rule that protects the store."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name = name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"the registry's manifest of `{self.name}` is not acceptable: {self.problem}"
+
+
+class TransferFailed(RegistryError):
+    """The tries of one part are used up; `problem` is what ended the last one."""
+
+    def __init__(self, what: str, n_tries: int, problem: str) -> None:
+        super().__init__(what, n_tries, problem)
+        self.what = what
+        self.n_tries = n_tries
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"max retries exceeded: {self.what} failed {self.n_tries} times in a row, at last "
+            f"with: {self.problem}; pull again to resume"
+        )
+
+
+class Stopped(StoreError):
+    """Nobody wants the operation any more, or the process ends."""
+
+    def __str__(self) -> str:
+        return "the operation was stopped; what has arrived is kept, and pulling again resumes"
+
+
 def shown(text: str) -> str:
     """A text from outside, fit for a message: at most 80 printable characters.
 
@@ -227,6 +353,10 @@ def shown(text: str) -> str:
     """
     short = text if len(text) <= 80 else text[:77] + "..."
     return "".join(c if c.isprintable() else "?" for c in short)
+
+
+def _through(proxy: str) -> str:
+    return f" (through the proxy `{shown(proxy)}`)" if proxy else ""
 
 
 def _quoted(text: str) -> str:

@@ -3,7 +3,8 @@
 Owns the grammar, the defaults and the two spellings (full, and the shortest for display). Pure: it
 knows no file system, but what it accepts is safe as four path components, because no part may
 start with a dot or hold a separator.
-Source: Ollama, `types/model/name.go` (lengths in bytes, character classes, defaults).
+Source: Ollama, `types/model/name.go` (lengths in bytes, character classes, defaults). Different on
+purpose: Hugging Face's users may have a dot in their names.
 """
 
 import re
@@ -24,6 +25,15 @@ _RULES = {
     "tag": (80, re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)),
 }
 PART_NAMES = tuple(_RULES)
+
+# Two names of one site. Only there may a namespace hold dots: elsewhere `a.b/m` is somebody's
+# mistake for a host, and Ollama refuses it too.
+HUGGING_FACE = frozenset(["hf.co", "huggingface.co"])
+NO_CLOUD = (
+    "models of `:cloud` run on somebody else's machines and need an account there; localrun runs "
+    "models on this machine"
+)
+_DOTTED_NAMESPACE = (80, re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +57,9 @@ class ModelName:
         _, scheme, after = rest.partition("://")
         if scheme:
             rest = after
-        if "@" in rest:
-            raise InvalidName(text, "digests (`@`) are not supported in names")
+        check_no_userinfo(text, rest)
         tag = DEFAULT_TAG
+        rest = _without_suffix(text, rest)
         colon = rest.rfind(":")
         if colon > rest.rfind("/"):
             rest, tag = rest[:colon], rest[colon + 1 :]
@@ -59,7 +69,7 @@ class ModelName:
         host, namespace, model = [DEFAULT_HOST, DEFAULT_NAMESPACE][: 3 - len(parts)] + parts
         name = ModelName(host, namespace, model, tag)
         for part, value in zip(PART_NAMES, name.parts, strict=True):
-            if problem := part_problem(part, value):
+            if problem := part_problem(part, value, host=host):
                 raise InvalidName(text, problem)
         return name
 
@@ -85,9 +95,32 @@ class ModelName:
         return self.display()
 
 
-def part_problem(part: str, value: str) -> str | None:
-    """Says what is wrong with `value` as that part of a name, or None."""
-    longest, pattern = _RULES[part]
+def check_no_userinfo(text: str, rest: str) -> None:
+    """Refuses an `@` in `rest`, which is `text` without its scheme. Raises: InvalidName."""
+    if "@" in rest.partition("/")[0] and "/" in rest:
+        raise InvalidName(
+            text,
+            "a user or password does not belong into a name; the daemon's setting "
+            "LOCALRUN_REGISTRIES holds them",
+        )
+    if "@" in rest:
+        raise InvalidName(text, "digests (`@`) are not supported in names")
+
+
+def _without_suffix(text: str, rest: str) -> str:
+    """Takes `:local` off `model:tag:local`. Raises: InvalidName for `model:tag:cloud`."""
+    front, _, suffix = rest.rpartition(":")
+    if ":" not in front.rpartition("/")[2]:
+        return rest  # one colon: an ordinary tag, whatever its letters
+    if suffix == "cloud":
+        raise InvalidName(text, NO_CLOUD)
+    return front if suffix == "local" else rest
+
+
+def part_problem(part: str, value: str, *, host: str = "") -> str | None:
+    """Says what is wrong with `value` as that part of a name on `host`, or None."""
+    is_dotted = part == "namespace" and host.lower() in HUGGING_FACE
+    longest, pattern = _DOTTED_NAMESPACE if is_dotted else _RULES[part]
     if not value:
         return f"the {part} is empty"
     if len(value.encode("utf-8", "surrogatepass")) > longest:

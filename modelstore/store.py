@@ -183,6 +183,25 @@ class Store:
         """
         return self._write(_parsed(name), encode_manifest(manifest), manifest.digests)
 
+    def write_manifest_bytes(self, name: str | ModelName, data: bytes) -> ModelName:
+        """`write_manifest` of a manifest that is kept byte for byte, as a registry has it.
+
+        Raises: CorruptManifest, and what `write_manifest` does.
+        """
+        parsed = _parsed(name)
+        return self._write(parsed, data, decode_manifest(data, parsed.display()).digests)
+
+    def digests(self, name: str | ModelName) -> frozenset[Digest]:
+        """What the manifest of this name keeps alive; nothing when there is none that can be read.
+
+        Raises: InvalidName.
+        """
+        try:
+            found, path = self._find(name)
+        except ModelNotFound:
+            return frozenset()
+        return self._digests_of(found, path)
+
     def copy(self, source: str | ModelName, destination: str | ModelName) -> ModelName:
         """Gives a model a second name; blobs are shared, and the manifest is copied as it is.
 

@@ -92,7 +92,7 @@ def _walk(
         unreadable.append("/".join(above))
         return
     for entry in entries:
-        if part_problem(part_name, entry) is not None:
+        if part_problem(part_name, entry, host=above[0] if above else "") is not None:
             continue
         parts = (*above, entry)
         path = os.path.join(folder, entry)
