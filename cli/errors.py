@@ -130,8 +130,8 @@ EXIT_CODES: dict[type[BaseException], int] = {
 
 
 _MISSING = (
-    "`localrun list` shows the models that are here; "
-    "`localrun create NAME --from-file FILE.gguf` adds one"
+    "`localrun list` shows the models that are here; `localrun pull NAME` fetches one, "
+    "`localrun create NAME --from-file FILE.gguf` adds a file"
 )
 
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "ps": ("ps", "ps"),
     "show": ("show", "show"),
     "stop": ("stop", "stop"),
+    "pull": ("pull", "pull"),
     "create": ("create", "create"),
     "cp": ("cp", "cp"),
     "rm": ("rm", "rm"),

@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 
 from localrun.diagnosis import diagnose
-from localrun.http.routes import build_app
+from localrun.http.routes import Life, Registries, build_app
 from localrun.loopback import is_loopback
 from localrun.memory import Device
 from localrun.placement.fit import Defaults, default_max_loaded
@@ -31,13 +31,16 @@ from localrun.placement.verdicts import Verdicts
 from localrun.residency.memory import total
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
-from localrun.settings import Settings, cache_folder, models_folder
+from localrun.settings import BadSetting, Settings, cache_folder, models_folder
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.devices import DeviceList, list_devices
 from localrun.supervisor.empty import EmptyRunner
 from localrun.supervisor.shares import Shares
 from modelstore.errors import StoreError
+from modelstore.registry.access import Access
+from modelstore.registry.address import parse_registry
 from modelstore.store import Store
+from modelstore.transfer.transfers import Transfers
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,9 @@ GRACE_S = 5.0
 
 # After the grace the last frames of the aborted answers still have to leave.
 _FLUSH_S = 2.0
+
+# A transfer that is stopped writes down what it has; a read notices within a quarter of a second.
+_JOURNAL_S = 2.0
 
 # How often a drain looks whether the last answer has ended.
 _DRAIN_POLL_S = 0.05
@@ -81,8 +87,10 @@ class Daemon:
     """One daemon: its parts, and the order in which they start and end."""
 
     def __init__(self, settings: Settings) -> None:
+        """Raises BadSetting for an entry of REGISTRIES that is none, StoreNotWritable."""
         self.settings = settings
         self.verdicts = Verdicts(cache_folder() / "verdicts.json")
+        self.registries = Registries(_access(settings), Transfers())
         self.store = Store(models_folder(settings))
         self.residency: Residency[RunnerClient] = Residency(
             self._spawn,
@@ -157,6 +165,7 @@ class Daemon:
             owner.cancel()
             await asyncio.gather(owner, return_exceptions=True)
             await self.residency.close()
+            await asyncio.to_thread(self.registries.transfers.close, _JOURNAL_S)
 
     def _prune(self) -> None:
         try:
@@ -177,6 +186,14 @@ class Daemon:
         deadline = loop.time() + limit_s
         while self.service.n_open and loop.time() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
+
+
+def _access(settings: Settings) -> Access:
+    try:
+        entries = tuple(map(parse_registry, settings.registries))
+    except ValueError as error:
+        raise BadSetting("LOCALRUN_REGISTRIES", str(error)) from None
+    return Access(entries, settings.hf_token)
 
 
 def _report_escape(task: "asyncio.Task[None]") -> None:
@@ -223,8 +240,8 @@ def serve(settings: Settings, log_file: Path | None = None) -> int:
         daemon.store,
         settings,
         diagnose=lambda: diagnose(settings, daemon.devices.renew),
-        lifespan=daemon.lifespan,
-        is_draining=lambda: daemon.is_draining,
+        registries=daemon.registries,
+        life=Life(daemon.lifespan, lambda: daemon.is_draining),
     )
     config = uvicorn.Config(
         app,

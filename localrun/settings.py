@@ -51,6 +51,8 @@ class Settings:
     gpu_overhead_bytes: dict[str, int] = field(default_factory=dict)
     sched_spread: bool = False
     rpc_servers: tuple[str, ...] = ()
+    registries: tuple[str, ...] = field(default=(), repr=False)
+    hf_token: str = field(default="", repr=False)
     tpot_target_ms: float | None = None
     deterministic: bool = False
     load_timeout_s: float = 300.0
@@ -146,6 +148,12 @@ def _timeout_s(text: str) -> float:
 
 def _list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _token(text: str) -> str:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("this is not a token: it has spaces or other characters than ASCII")
+    return text
 
 
 def parse_host(text: str) -> tuple[str, int]:
@@ -315,6 +323,24 @@ SETTINGS: tuple[Setting, ...] = (
         "host:port of llama.cpp's RPC servers, comma separated, whose memory models may use; in "
         "trusted networks only",
         ollama=False,
+    ),
+    Setting(
+        "REGISTRIES",
+        ("registries",),
+        _list,
+        "",
+        "registries that may be contacted though they are not public hosts with https, comma "
+        "separated: host:port, http://host:port, or https://user:password@host to sign in",
+        ollama=False,
+    ),
+    Setting(
+        "HF_TOKEN",
+        ("hf_token",),
+        _token,
+        "",
+        "access token for private and gated models of Hugging Face, sent to nobody else",
+        ollama=False,
+        bare=True,
     ),
     Setting(
         "TPOT_TARGET_MS",

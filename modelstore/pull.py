@@ -88,7 +88,7 @@ class Puller:
 
     def _pull_model(self, name: ModelName, *, insecure: bool) -> Iterator[Progress]:
         yield Progress("pulling manifest")
-        with RegistryClient(name, self.access, insecure=insecure) as client:
+        with self._client(name, insecure=insecure) as client:
             data = client.manifest()
         manifest = _judged(name, data)
         with self.store.keep() as keep:
@@ -104,6 +104,9 @@ class Puller:
             self.store.write_manifest_bytes(name, data)
         if old - manifest.digests:
             yield Progress("removing unused layers")
+
+    def _client(self, name: ModelName, *, insecure: bool) -> RegistryClient:
+        return RegistryClient(name, self.access, insecure=insecure, stop=self.transfers.stopping)
 
     def _pull_layer(self, name: ModelName, layer: Layer, *, insecure: bool) -> Iterator[Progress]:
         digest, total = layer.digest, layer.size_bytes
@@ -121,7 +124,7 @@ class Puller:
     def _pull_files(self, url: GgufUrl, *, insecure: bool) -> Iterator[Progress]:
         yield Progress("looking for the file")
         policy = self.access.policy(insecure=insecure)
-        web = Web(policy, pace=self.access.pace)
+        web = Web(policy, stop=self.transfers.stopping, pace=self.access.pace)
         try:
             files = [look_at(web, self.access, one) for one in url.urls]
         finally:

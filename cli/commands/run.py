@@ -13,8 +13,9 @@ import msgspec
 import typer
 
 from cli.client import Client
+from cli.commands.pull import fetch
 from cli.context import Context
-from cli.errors import Failed, Usage, explaining_missing
+from cli.errors import ApiError, Failed, Usage, explaining_missing
 from cli.job import Job
 from cli.render import stats
 from cli.replies import GenerateLine
@@ -69,17 +70,35 @@ def run(
 def run_run(options: RunOptions, context: Context) -> int:
     """Answers once, converses on a terminal, or only loads when there is nothing to ask.
 
-    Raises: ApiError (404: no such model, with what to do), Usage, Failed and `connect`'s.
+    A model that is not here is pulled first. Raises: ApiError (404: it cannot be had, with what to
+    do), Usage, Failed and `connect`'s.
     """
     prompt = _prompt(options.words, context)
     with explaining_missing(options.model):
-        if prompt:
-            _answer_once(options, prompt, context)
-        elif context.stdin.isatty() and context.stdout.isatty():
-            return _converse(options, context)
-        else:
-            load_model(context.connect(), options.model, options.keep_alive)
+        try:
+            return _run_once(options, prompt, context)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            _pull_missing(options.model, context, error)
+        return _run_once(options, prompt, context)
+
+
+def _run_once(options: RunOptions, prompt: str, context: Context) -> int:
+    if prompt:
+        _answer_once(options, prompt, context)
+    elif context.stdin.isatty() and context.stdout.isatty():
+        return _converse(options, context)
+    else:
+        load_model(context.connect(), options.model, options.keep_alive)
     return 0
+
+
+def _pull_missing(model: str, context: Context, missing: ApiError) -> None:
+    try:
+        fetch(context.connect(), context, model)
+    except ApiError as error:
+        raise ApiError(404, f"{missing}, and it cannot be pulled: {error}") from error
 
 
 def load_model(client: Client, model: str, keep_alive: Any) -> None:

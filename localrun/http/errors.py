@@ -100,6 +100,15 @@ TABLE: dict[type[Exception], Row] = {
         code="store_not_writable",
         text="the daemon may not write to its model store; its log says where and why",
     ),
+    store.AddressNotAllowed: Row(403, _BAD, "address_not_allowed"),
+    # Ollama says 500; the name is unknown to the registry as well.
+    store.ManifestNotFound: Row(404, "not_found_error", "model_not_found"),
+    # A digest that is no digest is refused like one in a request.
+    store.BadManifest: Row(400, _BAD, "bad_manifest"),
+    # Not 401: that would be about the client's own key for this daemon.
+    store.SignInRequired: Row(403, _BAD, "sign_in_required"),
+    store.RegistryError: Row(502, code="registry_error"),
+    store.Stopped: Row(503, code="stopped"),
     BodyTooLarge: Row(413, _BAD, "body_too_large"),
     BodyTimeout: Row(408, _BAD, "body_timeout"),
 }

@@ -6,6 +6,7 @@ Source: Ollama `server/routes.go` (texts and statuses of unknown routes and meth
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,22 +22,45 @@ from localrun.http.models import ModelsApi
 from localrun.http.native import NativeApi
 from localrun.http.openai import OpenAIApi
 from localrun.http.origins import Origins
+from localrun.http.pull import PullApi
 from localrun.http.storage import StorageApi
 from localrun.loopback import is_loopback
 from localrun.service import TextService
 from localrun.settings import Settings
 from localrun.wire.streams import JSON_TYPE
+from modelstore.registry.access import Access
 from modelstore.store import Store
+from modelstore.transfer.transfers import Transfers
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 
 
-def table(service: TextService, store: Store, diagnose: Diagnose) -> list[tuple[str, str, Handler]]:
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What runs around the application. While `is_draining`, every request is refused with 503."""
+
+    lifespan: Lifespan | None = None
+    is_draining: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """How models are fetched: whom the daemon may contact, and the transfers that run."""
+
+    access: Access = field(default_factory=Access)
+    transfers: Transfers = field(default_factory=Transfers)
+
+
+def table(
+    service: TextService, store: Store, diagnose: Diagnose, registries: Registries
+) -> list[tuple[str, str, Handler]]:
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
     models, making = ModelsApi(service, store), CreateApi(service, store)
-    machine, storage = MachineApi(diagnose), StorageApi(service, store)
+    machine = MachineApi(diagnose)
+    pulling = PullApi(service, store, registries.access, registries.transfers)
+    storage = StorageApi(service, store)
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),
@@ -49,6 +73,7 @@ def table(service: TextService, store: Store, diagnose: Diagnose) -> list[tuple[
         ("POST", "/api/generate", native.generate),
         ("POST", "/api/chat", native.chat),
         ("POST", "/api/create", making.create),
+        ("POST", "/api/pull", pulling.pull),
         ("HEAD POST", "/api/blobs/{digest}", making.blob),
         ("DELETE", "/api/delete", models.delete),
         ("POST", "/api/copy", models.copy),
@@ -68,25 +93,26 @@ def build_app(
     settings: Settings,
     *,
     diagnose: Diagnose,
-    lifespan: Lifespan | None = None,
-    is_draining: Callable[[], bool] = lambda: False,
+    registries: Registries | None = None,
+    life: Life | None = None,
     limits: Limits | None = None,
 ) -> ASGIApp:
-    """The application. While `is_draining` says so, every request is refused with 503.
+    """The application.
 
     Raises BadSetting for an origin that cannot match anything.
     """
+    life = life or Life()
     routes = [
         _Route(path, _Endpoint(handler), methods=methods.split())
-        for methods, path, handler in table(service, store, diagnose)
+        for methods, path, handler in table(service, store, diagnose, registries or Registries())
     ]
     # A bare router: Starlette's own middleware wraps `send` twice for errors that never get there.
-    app = Router(routes, default=_not_found, lifespan=lifespan)
+    app = Router(routes, default=_not_found, lifespan=life.lifespan)
     return Guard(
         app,
         Origins(settings.origins),
         checks_host=is_loopback(settings.host),
-        is_draining=is_draining,
+        is_draining=life.is_draining,
         limits=limits or Limits(),
     )
 

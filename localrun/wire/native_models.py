@@ -1,4 +1,4 @@
-"""Ollama's dialect for models: requests to show, copy, delete and create; lists and descriptions.
+"""Ollama's dialect for models: requests to show, copy, delete, create, pull; lists; descriptions.
 
 Owns the wire names of these routes and nothing of the store: names, digests and paths stay text.
 Where a field is absent rather than empty, its default is UNSET.
@@ -57,10 +57,26 @@ class _Create(_Named, kw_only=True, rename={"from_": "from"}):
     requires: str | None = None
 
 
+class _Pull(_Named, kw_only=True):
+    """`username` and `password` are in Ollama's API too, and ignored there and here."""
+
+    stream: bool | None = None
+    insecure: bool | None = None
+
+
 _NAMED = msgspec.json.Decoder(_Named)
 _SHOW = msgspec.json.Decoder(_Show)
 _COPY = msgspec.json.Decoder(_Copy)
 _CREATE = msgspec.json.Decoder(_Create)
+_PULL = msgspec.json.Decoder(_Pull)
+
+
+class PullModel(msgspec.Struct, frozen=True):
+    """A request to fetch `model`, a name or the URL of a GGUF file, from where it is."""
+
+    model: str
+    stream: bool
+    insecure: bool
 
 
 class CreateModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +145,13 @@ def decode_create(body: bytes) -> CreateModel:
         parser=wire.parser,
         requires=wire.requires,
     )
+
+
+def decode_pull(body: bytes) -> PullModel:
+    """The request of POST /api/pull. Raises BadRequest."""
+    wire = decode(_PULL, body)
+    model = required_model(wire.model or wire.name)
+    return PullModel(model, wire.stream is not False, wire.insecure is True)
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ class Transfers:
 
     def __init__(self, effort: Effort | None = None) -> None:
         self.effort = effort or Effort()
+        self.stopping = threading.Event()  # set by `close`; ends other requests too
         self._lock = threading.Lock()
         self._running: dict[tuple[Path, str], Download] = {}
         self._n_interested: dict[Download, int] = {}
@@ -43,6 +44,7 @@ class Transfers:
 
     def close(self, timeout_s: float) -> None:
         """Stops every transfer, and gives each some time to write its journal."""
+        self.stopping.set()
         with self._lock:
             running = list(self._n_interested)
         for download in running:

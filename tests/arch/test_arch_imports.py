@@ -112,6 +112,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "modelstore",
     ),
     "modelstore": ("modelstore",),
+    "modelstore.registry": ("modelstore",),
+    "modelstore.transfer": ("modelstore",),
     "cli": (
         "cli",
         "localrun.core",
@@ -123,6 +125,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.wire.native",
         "localrun.wire.streams",
         "modelstore.names",
+        "modelstore.pull_names",
         "modelstore.digest",
         "modelstore.labels",
         "modelstore.modelfile",
@@ -155,7 +158,9 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "starlette": ("localrun.http",),
     "uvicorn": ("localrun.app",),
     "platformdirs": ("localrun.settings", "cli.autostart"),
-    "filelock": ("modelstore.locks", "cli.autostart"),
+    "filelock": ("modelstore.locks", "modelstore.transfer.partial", "cli.autostart"),
+    "httpx": ("modelstore.registry",),
+    "httpcore": ("modelstore.registry.connection",),
     "typer": ("cli",),
     "rich": ("cli.bench.progress",),
 }

@@ -14,7 +14,7 @@ from localrun.errors import BadRequest
 NOT_FOUND = Reply(404, {"error": "model 'm' not found"})
 MISSING = (
     "Error: model 'm' not found\n`localrun list` shows the models that are here; "
-    "`localrun create NAME --from-file FILE.gguf` adds one\n"
+    "`localrun pull NAME` fetches one, `localrun create NAME --from-file FILE.gguf` adds a file\n"
 )
 
 
@@ -75,7 +75,7 @@ def test_a_missing_model_is_named_as_it_was_typed(stub: Stub, shell: Shell) -> N
     completed = Reply(404, {"error": "model 'm:latest' not found"})
     for method, path in (("POST", "generate"), ("POST", "show"), ("DELETE", "delete")):
         stub.on(method, f"/api/{path}", completed)
-    for command in ("run", "stop", "show", "rm"):
+    for command in ("stop", "show", "rm"):
         result = shell(command, "m", stdin="")
         assert (result.code, result.out, result.err) == (4, "", MISSING), command
 

@@ -71,7 +71,8 @@ def test_run_of_a_missing_model_says_what_to_do(stub: Stub, shell: Shell) -> Non
     stub.on("POST", "/api/generate", NOT_FOUND)
     result = shell("run", "m", "x")
     assert result.code == 4
-    assert result.err.startswith("Error: model 'm' not found\n`localrun list` shows")
+    said = "Error: model 'm' not found, and it cannot be pulled: no script for POST /api/pull\n"
+    assert result.err.startswith(said + "`localrun list` shows")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from http_fakes import Exchange, ScriptedService, app_of
 
 from localrun.http.guard import Limits
+from localrun.http.routes import Life
 from localrun.settings import BadSetting, Settings
 
 
@@ -193,7 +194,7 @@ def test_a_body_that_stops_arriving_is_given_up(tmp_path):
 
 def test_while_draining_nothing_new_begins(tmp_path):
     for path in ("/api/chat", "/v1/chat/completions"):
-        status, headers, body = ask(tmp_path, "POST", path, is_draining=lambda: True)
+        status, headers, body = ask(tmp_path, "POST", path, life=Life(is_draining=lambda: True))
         assert (status, headers["connection"]) == (503, "close")
         assert "shutting down" in str(json.loads(body)["error"])
 

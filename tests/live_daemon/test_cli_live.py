@@ -80,7 +80,8 @@ def test_create_from_a_file_makes_a_model_that_runs(
 def test_a_model_that_is_not_there_has_an_exit_code_of_its_own(
     daemon: Daemon, command: str
 ) -> None:
-    arguments = ["no-such-model", "hi"] if command == "run" else ["no-such-model"]
+    # `run` tries to pull; a host that is not allowed keeps that from going anywhere.
+    arguments = ["127.0.0.1:1/x/no-such-model", "hi"] if command == "run" else ["no-such-model"]
     code, out, err = cli(daemon, command, *arguments)
     assert (code, out) == (4, "")
     assert "no-such-model" in err

@@ -1,0 +1,55 @@
+"""The handler that fetches models from registries, in threads of its own.
+
+What may be contacted is the policy's decision and comes from the settings; a request's `insecure`
+cannot widen it. A client that leaves ends its interest, and with the last one the transfer ends.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from starlette.requests import Request
+
+from localrun.http.progress import ProgressResponse
+from localrun.http.threads import StepsInThread
+from localrun.service import TextService
+from localrun.wire.native_models import decode_pull
+from modelstore.names import ModelName
+from modelstore.pull_names import GgufUrl, parse_pull
+from modelstore.registry.access import Access
+from modelstore.sources import Progress
+from modelstore.store import Store
+from modelstore.transfer.transfers import Transfers
+
+# Pulls that are reported on at once, each by a thread that mostly waits; more wait for their turn.
+_N_PULLS = 32
+
+
+class PullApi:
+    """`/api/pull`."""
+
+    def __init__(
+        self, service: TextService, store: Store, access: Access, transfers: Transfers
+    ) -> None:
+        self._service = service
+        self._store = store
+        self._access = access
+        self._transfers = transfers
+        self._jobs = ThreadPoolExecutor(_N_PULLS, thread_name_prefix="pull")
+
+    async def pull(self, request: Request) -> ProgressResponse:
+        """Raises BadRequest, InvalidName before anything goes to the network."""
+        wanted = decode_pull(await request.body())
+        source = parse_pull(wanted.model)
+        return ProgressResponse(
+            StepsInThread(self._jobs, self._steps(source, insecure=wanted.insecure)),
+            stream=wanted.stream,
+            on_end=self._service.unload_unnamed,
+        )
+
+    def _steps(self, source: ModelName | GgufUrl, *, insecure: bool) -> Iterator[Progress]:
+        # Imported here, in the thread: most daemons run for days without a pull, and the HTTP
+        # library takes memory and a tenth of a second.
+        from modelstore.pull import Puller
+
+        puller = Puller(self._store, self._transfers, self._access)
+        yield from puller.pull(source, insecure=insecure)
