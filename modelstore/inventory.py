@@ -1,9 +1,9 @@
 """What lies in a store beside blobs and manifests: downloads and writes that never ended.
 
-Owns the reading of file names in `blobs/` that are no digests, and of the journal beside a partial
-download. Looks, and removes nothing; which of it may go is `pruning`'s.
-Source: `-partial` and `-partial-<n>` are Ollama's names; the journal, the lock file and `-corrupt`
-are additions of this project.
+Owns the reading of file names in `blobs/` that are no digests. Looks, and removes nothing; which of
+it may go is `pruning`'s.
+Source: `-partial` and `-partial-<n>` are Ollama's names; the journal and the lock file beside a
+partial download, and `-corrupt`, are additions of this project.
 """
 
 import os
@@ -14,25 +14,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from modelstore.blobs import CORRUPT_SUFFIX
 from modelstore.errors import InvalidName
 from modelstore.files import TEMP_PREFIX
 from modelstore.in_place import SIDECAR_SUFFIX
 from modelstore.names import ModelName
+from modelstore.transfer.partial import (
+    JOURNAL_SUFFIX,
+    LOCK_SUFFIX,
+    PARTIAL_SUFFIX,
+    Journal,
+    read_journal,
+)
 
 Kind = Literal["blob", "corrupt", "partial", "leftover"]
 
-JOURNAL_SUFFIX = ".json"
-LOCK_SUFFIX = ".lock"
-
-_PARTIAL = re.compile(r"(sha256-[0-9a-f]{64}-partial)(.*)", re.ASCII | re.DOTALL)
+_PARTIAL = re.compile(
+    rf"(sha256-[0-9a-f]{{64}}){re.escape(PARTIAL_SUFFIX)}.*", re.ASCII | re.DOTALL
+)
 _CORRUPT = re.compile(r"sha256-[0-9a-f]{64}" + re.escape(CORRUPT_SUFFIX), re.ASCII)
 _BLOCK_BYTES = 512  # the unit of `st_blocks`, whatever the file system's own
 _SMALL_BYTES = 4096  # a file system may keep the content of such a file without any block
-# A journal is a list of ranges: some kB for the largest blob.
-_JOURNAL_LIMIT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Piece:
     changed_at_s: float
     model: str = ""  # whom a partial download is for, as far as its journal says
     total_bytes: int = 0  # what a partial download is to become; 0 = unknown
-    lock: Path | None = None  # held by whoever transfers; None where nobody knows of such locks
+    has_lock: bool = False  # a partial download whose lock file tells whether it goes on
 
 
 def pieces(blob_folder: Path, manifests: Path) -> list[Piece]:
@@ -90,19 +92,15 @@ def bytes_on_disk(found: os.stat_result) -> int:
     return min(found.st_size, found.st_blocks * _BLOCK_BYTES)
 
 
-class _Journal(msgspec.Struct):
-    model: str = ""
-    total: int = 0
-
-
-def _partial(main: Path, paths: list[Path]) -> Piece | None:
-    journal_path = main.with_name(main.name + JOURNAL_SUFFIX)
-    lock_path = main.with_name(main.name + LOCK_SUFFIX)
+def _partial(stem: Path, paths: list[Path]) -> Piece | None:
+    main, journal_path, lock_path = (
+        stem.with_name(stem.name + suffix)
+        for suffix in (PARTIAL_SUFFIX, JOURNAL_SUFFIX, LOCK_SUFFIX)
+    )
     looks = {path: found for path in paths if (found := look_at(path)) is not None}
     if not looks:
         return None
-    journal = _read_journal(journal_path) if journal_path in looks else _Journal()
-    is_ours = journal_path in looks or lock_path in looks
+    journal = (journal_path in looks and read_journal(journal_path)) or Journal(0)
     return Piece(
         # A lock file alone is what is left when a download has ended well.
         "partial" if looks.keys() - {lock_path} else "leftover",
@@ -112,7 +110,7 @@ def _partial(main: Path, paths: list[Path]) -> Piece | None:
         max(found.st_mtime for found in looks.values()),
         journal.model,
         journal.total,
-        lock_path if is_ours else None,
+        journal_path in looks or lock_path in looks,
     )
 
 
@@ -132,11 +130,3 @@ def _unfinished_manifests(manifests: Path) -> Iterator[Path]:
         for name in file_names:
             if name.startswith(TEMP_PREFIX):
                 yield Path(folder, name)
-
-
-def _read_journal(path: Path) -> _Journal:
-    try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(_JOURNAL_LIMIT_BYTES), type=_Journal)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _Journal()  # a damaged one makes a partial download of nobody

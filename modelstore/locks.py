@@ -1,8 +1,7 @@
-"""The store's locks between threads and between processes.
+"""One lock for one store folder, between threads and between processes.
 
-Owns the file `.lock`, one for one store folder; used around changes of manifests and around every
-removal, never around reading or the copying of large files. Re-entrant within a thread. Files that
-are transferred have lock files of their own.
+Owns the file `.lock`; used around changes of manifests and around every removal, never around
+reading or the copying of large files. Re-entrant within a thread.
 """
 
 import contextlib
@@ -55,22 +54,3 @@ class StoreLock:
                 self._file.acquire(timeout=self._timeout_s, poll_interval=_POLL_S)
         except Timeout as error:
             raise StoreBusy(self._timeout_s) from error
-
-
-@contextlib.contextmanager
-def held_if_free(lock_file: Path) -> Iterator[bool]:
-    """Holds a lock file for the block and yields True, or yields False: somebody else has it.
-
-    For files beside which their user holds such a lock. Raises: StoreNotWritable.
-    """
-    lock = FileLock(lock_file)
-    try:
-        with writing(lock_file.parent):
-            lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()

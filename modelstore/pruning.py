@@ -22,7 +22,7 @@ from modelstore.blobs import Blobs
 from modelstore.digest import Digest
 from modelstore.files import TEMP_PREFIX, is_abandoned
 from modelstore.inventory import Piece, look_at, pieces
-from modelstore.locks import held_if_free
+from modelstore.transfer.partial import LOCK_SUFFIX, PARTIAL_SUFFIX, locked
 from modelstore.tree import remove_empty_folders
 
 # As Ollama, which knows no locks: the age at which it gives up its own files.
@@ -116,17 +116,16 @@ def prune_files(blobs: Blobs, manifests: Path, in_use: InUse, rules: PruneRules)
     return PruneReport(tuple(gone), n_spared)
 
 
-def remove_partial(piece: Piece, dry_run: bool = False) -> bool:
-    """Removes the files of a partial download; False when somebody transfers it right now."""
-    if piece.lock is None:
+def remove_partial(blobs: Blobs, piece: Piece, *, dry_run: bool = False) -> bool:
+    """Removes the files of a partial download; False when somebody transfers it right now.
+
+    Raises: StoreNotWritable.
+    """
+    has_lock_file = any(path.name.endswith(LOCK_SUFFIX) for path in piece.paths)
+    if not piece.has_lock or (dry_run and not has_lock_file):  # to hold a lock makes its file
         return _remove(piece, dry_run)
-    if dry_run and look_at(piece.lock) is None:
-        return True  # to hold the lock would make the file
-    with held_if_free(piece.lock) as is_free:
-        if is_free and not dry_run:
-            _remove(piece, dry_run)
-            piece.lock.unlink(missing_ok=True)  # last: who waits for it finds nothing of ours
-        return is_free
+    with locked(blobs, Digest.parse(piece.name.removesuffix(PARTIAL_SUFFIX))) as is_free:
+        return is_free and _remove(piece, dry_run)
 
 
 def unneeded(blobs: Blobs, needed: Collection[Digest]) -> list[Piece]:
@@ -146,30 +145,27 @@ def _candidates(
     def remove_blob(piece: Piece, dry_run: bool) -> bool:
         return dry_run or in_use.delete(Digest.parse(piece.name))
 
+    def remove_download(piece: Piece, dry_run: bool) -> bool:
+        return remove_partial(blobs, piece, dry_run=dry_run)
+
     for piece in pieces(blobs.folder, manifests):
-        if piece.kind == "partial":
-            yield piece, remove_partial
+        if piece.kind == "partial" or (piece.has_lock and not rules.only_partials):
+            yield piece, remove_download
         elif not rules.only_partials:
-            yield piece, _remover(piece)
+            yield piece, _remove_temp if _has_writers_lock(piece) else _remove
     if not rules.only_partials:
         for piece in unneeded(blobs, in_use.needed):
             yield piece, remove_blob
 
 
-def _remover(piece: Piece) -> Callable[[Piece, bool], bool]:
-    if piece.lock is not None:
-        return remove_partial
-    return _remove_temp if _has_writers_lock(piece) else _remove
-
-
 def _age_s(piece: Piece, rules: PruneRules) -> float:
     if piece.kind == "partial":
-        return max(rules.min_age_s, OLLAMA_AGE_S) if piece.lock is None else rules.partial_age_s
+        return rules.partial_age_s if piece.has_lock else max(rules.min_age_s, OLLAMA_AGE_S)
     return 0.0 if _has_lock(piece) else rules.min_age_s
 
 
 def _has_lock(piece: Piece) -> bool:
-    return piece.lock is not None or _has_writers_lock(piece)
+    return piece.has_lock or _has_writers_lock(piece)
 
 
 def _has_writers_lock(piece: Piece) -> bool:
@@ -183,7 +179,7 @@ def _remove_temp(piece: Piece, dry_run: bool) -> bool:
 def _remove(piece: Piece, dry_run: bool) -> bool:
     if not dry_run:
         for path in piece.paths:
-            if path != piece.lock:
+            if not path.name.endswith(LOCK_SUFFIX):  # it goes with who holds it
                 path.unlink(missing_ok=True)
     return True
 

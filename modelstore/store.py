@@ -229,7 +229,7 @@ class Store:
             found = find_manifest(self._manifests, wanted)
             if found is None and not partials:
                 raise ModelNotFound(wanted.display())
-            are_gone = [remove_partial(piece) for piece in partials]
+            are_gone = [remove_partial(self.blobs, piece) for piece in partials]
             if found is None:
                 if not all(are_gone):
                     raise DownloadUnderway(wanted.display())

@@ -60,7 +60,7 @@ def table(
     models, making = ModelsApi(service, store), CreateApi(service, store)
     machine = MachineApi(diagnose)
     pulling = PullApi(service, store, registries.access, registries.transfers)
-    storage = StorageApi(service, store)
+    storage = StorageApi(service, store, pulling.fetch)
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),
