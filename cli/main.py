@@ -27,6 +27,7 @@ COMMANDS = {
     "create": ("create", "create"),
     "cp": ("cp", "cp"),
     "rm": ("rm", "rm"),
+    "push": ("push", "push"),
     "df": ("df", "df"),
     "prune": ("prune", "prune"),
     "verify": ("verify", "verify"),

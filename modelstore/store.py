@@ -146,6 +146,13 @@ class Store:
         """Tells whether a manifest, good or broken, has this name. Raises: InvalidName."""
         return find_manifest(self._manifests, _parsed(name)) is not None
 
+    def manifest_bytes(self, name: str | ModelName) -> bytes:
+        """The manifest exactly as it is on disk.
+
+        Raises: InvalidName, ModelNotFound, CorruptManifest.
+        """
+        return read_manifest(*self._find(name))
+
     def check_files(self, record: Record) -> None:
         """Checks that the files which the engine will open are there and unchanged.
 

@@ -148,7 +148,7 @@ def decode_create(body: bytes) -> CreateModel:
 
 
 def decode_pull(body: bytes) -> PullModel:
-    """The request of POST /api/pull. Raises BadRequest."""
+    """The request of POST /api/pull or /api/push. Raises BadRequest."""
     wire = decode(_PULL, body)
     model = required_model(wire.model or wire.name)
     return PullModel(model, wire.stream is not False, wire.insecure is True)
