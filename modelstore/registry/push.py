@@ -110,6 +110,7 @@ class _Upload:
         self._total = total
         self._mount_from = mount_from
         self._location = ""
+        self._is_mended = False  # a piece broke, and the upload went on from there
         self._size = _FIRST_BYTES
         self._least = _LEAST_BYTES
 
@@ -147,7 +148,7 @@ class _Upload:
         self._size = max(self._size, self._least)
         self.offset = 0
         self._location = _location(response)
-        self.has_failed = False
+        self.has_failed = self._is_mended = False
 
     def _send_piece(self) -> None:
         size = min(self._size, self._total - self.offset)
@@ -174,12 +175,17 @@ class _Upload:
             # Of nothing and of one byte the registry says the same: begin anew.
             self._location = _location(response, self._location) if self.offset else ""
             self.has_failed = False
+            self._is_mended = True
         self._size = max(self._size // 2, self._least)
 
     def _end(self) -> None:
         separator = "&" if "?" in self._location else "?"
         url = f"{self._location}{separator}digest={quote(self._digest.text)}"
         with self._client.send("PUT", url, headers={"Content-Length": "0"}) as response:
+            if response.status_code == 400 and self._is_mended:
+                # A piece that broke may have gone on arriving after the registry was asked.
+                self._location = ""
+                raise BadReply(host_of(str(response.url)), "it has not what was sent")
             self._check(response, 201, 204)
         self.is_done = True
 

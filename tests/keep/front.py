@@ -18,21 +18,23 @@ class Front:
 
     `cuts` maps the number of a PATCH (from 1) to the bytes of it that arrive before the connection
     breaks. docker-registry gives an upload up then; with `keeps` this goes on as other registries
-    do, which say where it stands. `statuses` maps the number to a status that is answered in its
-    place. With `wants_token`, only tokens of its own token service are let in, and their scopes are
-    in `scopes`.
+    do, which say where it stands; with `lies`, where it stood before the cut. `statuses` maps the
+    number to a status that is answered in its place. With `wants_token`, only tokens of its own
+    token service are let in, and their scopes are in `scopes`.
     """
 
     port: int
     cuts: dict[int, int] = field(default_factory=dict)
     statuses: dict[int, int] = field(default_factory=dict)
     keeps: bool = False
+    lies: bool = False
     is_relative: bool = False
     wants_token: bool = False
     requests: list[tuple[str, str]] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
     scopes: list[list[str]] = field(default_factory=list)
     moved: dict[str, str] = field(default_factory=dict)
+    stood: str = ""
 
     def __post_init__(self) -> None:
         self.server = ThreadingHTTPServer(
@@ -116,7 +118,10 @@ class _Handler(BaseHTTPRequestHandler):
         here = headers.get("Location", "").partition(self.front.host)[2]
         if is_cut:
             self.front.moved[self.path] = here
+            self.front.stood = self.headers["Content-Range"].partition("-")[0]
             return
+        if self.front.lies and self.command == "GET" and "Range" in headers:
+            headers["Range"] = f"0-{int(self.front.stood) - 1}"
         if self.front.is_relative and here:
             headers["Location"] = here
         self._send(response.status, body, headers)

@@ -1,6 +1,6 @@
 """Works on a store until it dies by its own hand, as by `kill -9`, at a moment drawn by lot.
 
-    python -m tests.keep.kill_child FOLDER SEED OPERATION
+    python -m tests.keep.kill_child FOLDER SEED OPERATION [REGISTRY]
 
 Says on standard output what there is, `listed NAME…`, and what it begins, `rm NAME` or `make NAME`.
 Half of the moments are counted in system calls that touch files, so that they fall between two of
@@ -16,13 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from modelstore.create import CreateRequest, create
+from modelstore.names import ModelName
 from modelstore.pruning import PruneRules
+from modelstore.pull import Puller
+from modelstore.registry.access import Access
+from modelstore.registry.address import parse_registry
 from modelstore.store import Store
+from modelstore.transfer.transfers import Transfers
 from tests.modelstore.gguf_writer import tiny_metadata, tiny_tensors, write_gguf
 
 NAMES = [f"m{number}" for number in range(6)]
 _TOUCHING = ("open", "os.", "shutil.", "fcntl.", "tempfile.")
-# About as many as one operation makes; a lot that is never drawn would end nothing.
+# About as many as one operation makes.
 _MAX_CALLS = 60
 _MAX_US = 30_000
 
@@ -71,6 +76,13 @@ def _prune(store: Store, lot: random.Random, name: str) -> None:
     store.prune(PruneRules(min_age_s=0, partial_age_s=0))
 
 
+def _pull(store: Store, lot: random.Random, name: str) -> None:
+    host = name.partition("/")[0]
+    puller = Puller(store, Transfers(), Access((parse_registry(f"http://{host}"),)))
+    for _ in puller.pull(name):
+        pass
+
+
 # Operation → what it does with a model of that name. Each may end anywhere.
 OPERATIONS: dict[str, Callable[[Store, random.Random, str], None]] = {
     "create": _create,
@@ -79,6 +91,7 @@ OPERATIONS: dict[str, Callable[[Store, random.Random, str], None]] = {
     "rm": _rm,
     "cp": _cp,
     "prune": _prune,
+    "pull": _pull,
 }
 
 
@@ -112,7 +125,7 @@ def _say_list(store: Store) -> None:
     _say(" ".join(["listed", *(listing.name.display() for listing in store.list())]))
 
 
-def main(folder: str, seed: str, operation: str) -> None:
+def main(folder: str, seed: str, operation: str, registry: str = "") -> None:
     lot = random.Random(int(seed))
     store = Store(Path(folder))
     while len(store.list()) < 2:
@@ -121,7 +134,14 @@ def main(folder: str, seed: str, operation: str) -> None:
     _arm(lot)
     while True:
         name = lot.choice(NAMES)
-        _say(f"{'rm' if operation == 'rm' and store.exists(name) else 'make'} {name}:latest")
+        if operation == "pull":
+            name = f"{registry}/library/{name}"
+            if store.exists(name):
+                _say(f"rm {name}:latest")
+                store.delete(name)
+                _say_list(store)
+        is_removal = operation == "rm" and store.exists(name)
+        _say(f"{'rm' if is_removal else 'make'} {ModelName.parse(name).display()}")
         OPERATIONS[operation](store, lot, name)
         _say_list(store)
 

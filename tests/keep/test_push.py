@@ -172,7 +172,9 @@ def test_a_connection_that_breaks_in_the_middle_of_a_piece_is_taken_up(
     steps = send(store, front.host, f"{name}:1")
     assert is_monotonic(steps)
     starts = [int(part.partition("-")[0]) for part in front.ranges]
-    assert starts[:3] == [0, MIB, MIB + cut if keeps else 0]
+    assert starts[:2] == [0, MIB]
+    # docker-registry may be asked before it has noticed, and then goes on, or gives up.
+    assert starts[2] in ([MIB + cut] if keeps else [0, MIB])
     other = Store(tmp_path / "other")
     fetch(other, front.host, f"{name}:1")
     assert (
@@ -345,3 +347,26 @@ def test_a_daemon_pushes_and_says_where(
     assert found["ok"]
     assert found["models"][0]["repaired"]
     assert hashlib.sha256(weights.read_bytes()).hexdigest() == weights.name[7:]
+
+
+def test_a_blob_that_is_corrupt_here_is_refused_once(
+    store: Store, start_front: Callable[..., Front]
+) -> None:
+    front = start_front()
+    name = f"{front.host}/library/corrupt:1"
+    weights = make_model(store, name, n_bytes=3 * MIB)
+    store.blobs.path(Digest.of(weights)).write_bytes(weights[:-1] + b"?")
+    with pytest.raises(ServerRefused, match="400"):
+        send(store, front.host, "corrupt:1")
+    assert [part.partition("-")[0] for part in front.ranges].count("0") == 1
+
+
+def test_an_upload_that_was_mended_wrongly_begins_anew(
+    store: Store, start_front: Callable[..., Front]
+) -> None:
+    front = start_front(cuts={2: 500_000}, keeps=True, lies=True)
+    make_model(store, f"{front.host}/library/mended:1", n_bytes=3 * MIB)
+    assert send(store, front.host, "mended:1")[-1].status == "success"
+    starts = [int(part.partition("-")[0]) for part in front.ranges]
+    assert starts[:3] == [0, MIB, MIB]
+    assert 0 in starts[3:]
