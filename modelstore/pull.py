@@ -43,7 +43,6 @@ from modelstore.registry.sources import (
     BlobSource,
     RemoteFile,
     UrlSource,
-    blob_source,
     look_at,
 )
 from modelstore.registry.web import Web
@@ -88,15 +87,19 @@ class Puller:
 
     def _pull_model(self, name: ModelName, *, insecure: bool) -> Iterator[Progress]:
         yield Progress("pulling manifest")
-        with self._client(name, insecure=insecure) as client:
+        with (
+            RegistryClient(
+                name, self.access, insecure=insecure, stop=self.transfers.stopping
+            ) as client,
+            self.store.keep() as keep,
+        ):
             data = client.manifest()
-        manifest = _judged(name, data)
-        with self.store.keep() as keep:
+            manifest = _judged(name, data)
             keep.add(*manifest.digests)
             layers = _once([*manifest.layers, manifest.config])
             self._check_room({layer.digest: layer.size_bytes for layer in layers})
             for layer in layers:
-                yield from self._pull_layer(name, layer, insecure=insecure)
+                yield from self._pull_layer(client, name, layer)
             yield Progress("verifying sha256 digest")
             self._check_blobs(keep, name, manifest)
             yield Progress("writing manifest")
@@ -105,10 +108,9 @@ class Puller:
         if old - manifest.digests:
             yield Progress("removing unused layers")
 
-    def _client(self, name: ModelName, *, insecure: bool) -> RegistryClient:
-        return RegistryClient(name, self.access, insecure=insecure, stop=self.transfers.stopping)
-
-    def _pull_layer(self, name: ModelName, layer: Layer, *, insecure: bool) -> Iterator[Progress]:
+    def _pull_layer(
+        self, client: RegistryClient, name: ModelName, layer: Layer
+    ) -> Iterator[Progress]:
         digest, total = layer.digest, layer.size_bytes
         status = f"pulling {digest.hex[:12]}"
         if self.store.blobs.exists(digest):
@@ -116,7 +118,7 @@ class Puller:
             return
 
         def make_source(stop: threading.Event) -> BlobSource:
-            return blob_source(name, self.access, digest, total, insecure=insecure, stop=stop)
+            return BlobSource(client.twin(stop), digest, total)
 
         wanted = Wanted(digest, digest, total, name.display())
         yield from self._transfer(wanted, status, make_source)

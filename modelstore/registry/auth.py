@@ -97,6 +97,14 @@ class Auth:
         self._latest = ""
         self._wants_basic = False
 
+    def twin(self, fetch_token: FetchToken) -> "Auth":
+        """The same standing, with another way to fetch tokens."""
+        made = Auth(self._base_url, self._secret, fetch_token)
+        with self._lock:
+            made._tokens, made._latest = dict(self._tokens), self._latest
+            made._wants_basic = self._wants_basic
+        return made
+
     @property
     def base_url(self) -> str:
         """`scheme://host[:port]` of the registry."""

@@ -51,10 +51,11 @@ class RegistryClient:
         """Raises: InvalidName for a host that no URL can have."""
         self._name = name
         self._access = access
+        self._insecure = insecure
         policy = access.policy(insecure=insecure)
         self._base_urls = list(policy.base_urls(name.host))
         self._web = Web(policy, stop=stop, pace=access.pace)
-        self._auth = self._make_auth(self._base_urls[0])
+        self._auth = self._make_auth()
         self._locations: dict[Digest, str] = {}
 
     @property
@@ -73,7 +74,7 @@ class RegistryClient:
         Raises: ManifestNotFound, ServerRefused.
         """
         path = f"manifests/{self._name.tag}"
-        with self._first("GET", path, {"Accept": _MANIFEST_TYPES}) as response:
+        with self.send("GET", path, headers={"Accept": _MANIFEST_TYPES}) as response:
             if response.status_code == 404:
                 raise ManifestNotFound(self._name.full())
             if response.status_code != 200:
@@ -130,27 +131,29 @@ class RegistryClient:
         no Authorization goes along. A 401 is answered once, and then the request sent again, so
         `content` must be bytes, or an iterable that can be iterated twice.
         """
-        is_url = "://" in path
-        url = path if is_url else f"{self._auth.base_url}/v2/{self.repository}/{path}"
-        pulls = method in ("GET", "HEAD")
-        scope = f"repository:{self.repository}:{'pull' if pulls else 'pull,push'}"
-        for is_last in (False, True):
-            used = self._auth.header(url)
-            with self._web.open(
-                method,
-                url,
-                headers=headers,
-                content=content,
-                authorization=self._auth.header,
-                follow=follow and pulls,
-            ) as response:
-                if response.status_code != 401 or is_last:
-                    if response.status_code == 401:
-                        raise SignInRequired(self.host, "it refuses what it was told about us")
+        while True:
+            with contextlib.ExitStack() as stack:
+                try:
+                    response = stack.enter_context(
+                        self._send(method, path, headers=headers, content=content, follow=follow)
+                    )
+                except HostUnreachable:
+                    if len(self._base_urls) == 1:
+                        raise
+                else:
+                    del self._base_urls[1:]
                     yield response
                     return
-                challenge = challenge_of(response.headers)
-            self._auth.answer(challenge, scope, used=used)
+            # An insecure registry that does not answer with https: it speaks http.
+            del self._base_urls[0]
+            self._auth = self._make_auth()
+
+    def twin(self, stop: threading.Event) -> "RegistryClient":
+        """Another client that knows what this one has found out, with connections of its own."""
+        made = RegistryClient(self._name, self._access, insecure=self._insecure, stop=stop)
+        made._base_urls = self._base_urls[:1]
+        made._auth = self._auth.twin(made._fetch_token)
+        return made
 
     def close(self) -> None:
         """Closes all connections."""
@@ -163,24 +166,38 @@ class RegistryClient:
         self.close()
 
     @contextlib.contextmanager
-    def _first(
-        self, method: str, path: str, headers: Mapping[str, str]
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None,
+        content: Body,
+        follow: bool,
     ) -> Iterator[httpx.Response]:
-        """`send`, which also finds out whether an insecure registry speaks https or http."""
-        while True:
-            with contextlib.ExitStack() as stack:
-                try:
-                    response = stack.enter_context(self.send(method, path, headers=headers))
-                except HostUnreachable:
-                    if len(self._base_urls) == 1:
-                        raise
-                else:
+        url = path if "://" in path else f"{self._auth.base_url}/v2/{self.repository}/{path}"
+        pulls = method in ("GET", "HEAD")
+        scope = f"repository:{self.repository}:{'pull' if pulls else 'pull,push'}"
+        for is_last in (False, True):
+            used = self._auth.header(url)
+            with self._web.open(
+                method,
+                url,
+                headers=headers,
+                content=content,
+                authorization=self._auth.header,
+                follow=follow and pulls,
+            ) as response:
+                if response.status_code != 401:
                     yield response
                     return
-            self._base_urls.pop(0)
-            self._auth = self._make_auth(self._base_urls[0])
+                if is_last:
+                    raise SignInRequired(self.host, "it refuses what it was told about us")
+                challenge = challenge_of(response.headers)
+            self._auth.answer(challenge, scope, used=used)
 
-    def _make_auth(self, base_url: str) -> Auth:
+    def _make_auth(self) -> Auth:
+        base_url = self._base_urls[0]
         return Auth(base_url, self._access.secret(base_url), self._fetch_token)
 
     def _fetch_token(self, url: str, authorization: str) -> tuple[int, bytes]:

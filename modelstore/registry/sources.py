@@ -6,7 +6,6 @@ is not some other server's HTML page.
 
 import contextlib
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -15,7 +14,6 @@ import httpx
 
 from modelstore.digest import Digest
 from modelstore.errors import BadReply
-from modelstore.names import ModelName
 from modelstore.registry.access import Access
 from modelstore.registry.client import RegistryClient
 from modelstore.registry.web import Web, host_of, refused
@@ -84,20 +82,6 @@ class UrlSource:
 
     def __exit__(self, *_: object) -> None:
         self._web.close()
-
-
-def blob_source(
-    name: ModelName,
-    access: Access,
-    digest: Digest,
-    total: int,
-    *,
-    insecure: bool,
-    stop: threading.Event,
-) -> BlobSource:
-    """The blob of a model, over connections that end when `stop` is set."""
-    client = RegistryClient(name, access, insecure=insecure, stop=stop)
-    return BlobSource(client, digest, total)
 
 
 def look_at(web: Web, access: Access, url: str) -> RemoteFile:

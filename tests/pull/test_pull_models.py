@@ -1,0 +1,217 @@
+"""Pulling a model: the order of reports, what is kept, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faulty_server import Fault, FaultyRegistry
+from registry_servers import DockerRegistry, digest_of
+
+from modelstore.digest import Digest
+from modelstore.errors import (
+    BadManifest,
+    BadReply,
+    HostUnreachable,
+    InvalidGGUF,
+    ManifestNotFound,
+    StoreError,
+    UnsupportedFormat,
+)
+from modelstore.manifest import MODEL_TYPE, TEMPLATE_TYPE, TENSOR_TYPE
+from modelstore.names import ModelName
+from modelstore.pull import Puller
+from modelstore.registry.access import Access
+from modelstore.registry.address import parse_registry
+from modelstore.sources import Progress
+from modelstore.store import Store
+from modelstore.transfer.transfers import Transfers
+
+Make = Callable[..., bytes]
+
+
+def statuses(steps: list[Progress]) -> list[str]:
+    """Each status once, as long as it stays the same."""
+    return [
+        step.status
+        for number, step in enumerate(steps)
+        if number == 0 or steps[number - 1].status != step.status
+    ]
+
+
+def short(data: bytes) -> str:
+    return f"pulling {Digest.of(data).hex[:12]}"
+
+
+def test_the_reports_of_a_pull_from_a_real_registry(
+    store: Store, docker_registry: DockerRegistry, gguf: Make
+) -> None:
+    model, template = gguf(100_000), b"{{ .Prompt }}"
+    manifest = docker_registry.put("library/tiny", "1b", model, template=template)
+    access = Access((parse_registry(f"http://{docker_registry.host}"),))
+    puller = Puller(store, Transfers(), access)
+    name = f"{docker_registry.host}/library/tiny:1b"
+    steps = list(puller.pull(name))
+    config = b'{"model_format":"gguf"}'
+    assert statuses(steps) == [
+        "pulling manifest",
+        short(model),
+        short(template),
+        short(config),
+        "verifying sha256 digest",
+        "writing manifest",
+        "success",
+    ]
+    done = [step for step in steps if step.digest and step.completed == step.total]
+    assert {(step.digest, step.total) for step in done} == {
+        (digest_of(data), len(data)) for data in (model, template, config)
+    }
+    path = store.root / "manifests" / docker_registry.host / "library" / "tiny" / "1b"
+    assert path.read_bytes() == manifest
+    assert store.resolve(name).template == template.decode()
+    again = list(puller.pull(name))
+    assert [(step.completed, step.total) for step in again if step.digest == digest_of(model)] == [
+        (len(model), len(model))
+    ]
+
+
+def test_an_insecure_pull_finds_out_that_a_listed_registry_speaks_http(
+    store: Store, docker_registry: DockerRegistry, gguf: Make
+) -> None:
+    docker_registry.put("a/b", "latest", gguf())
+    puller = Puller(store, Transfers(), Access((parse_registry(docker_registry.host),)))
+    name = f"{docker_registry.host}/a/b"
+    with pytest.raises(HostUnreachable):
+        list(puller.pull(name))
+    assert list(puller.pull(name, insecure=True))[-1].status == "success"
+
+
+def test_a_newer_model_replaces_the_older_one(
+    puller: Puller, registry: FaultyRegistry, gguf: Make
+) -> None:
+    old, new = gguf(10_000), gguf(20_000)
+    name = f"{registry.host}/a/b"
+    registry.put("a/b", (MODEL_TYPE, old), (TEMPLATE_TYPE, b"same"))
+    list(puller.pull(name))
+    registry.put("a/b", (MODEL_TYPE, new), (TEMPLATE_TYPE, b"same"))
+    assert statuses(list(puller.pull(name)))[-2:] == ["removing unused layers", "success"]
+    blobs = puller.store.blobs
+    assert not blobs.exists(Digest.of(old))
+    assert blobs.exists(Digest.of(new))
+    assert len(registry.of(b"same")) == 1
+
+
+def test_a_pull_that_fails_leaves_the_model_that_was_there(
+    puller: Puller, registry: FaultyRegistry, gguf: Make
+) -> None:
+    old, new = gguf(10_000), gguf(20_000)
+    name = f"{registry.host}/a/b"
+    registry.put("a/b", (MODEL_TYPE, old))
+    list(puller.pull(name))
+    before = puller.store.resolve(name)
+    registry.put("a/b", (MODEL_TYPE, new))
+    registry.plan = lambda asked: Fault(status=404)
+    with pytest.raises(StoreError):
+        list(puller.pull(name))
+    assert puller.store.resolve(name) == before
+    puller.store.check_files(before)
+
+
+def test_an_unknown_model_has_the_words_that_clients_compare(
+    puller: Puller, registry: FaultyRegistry
+) -> None:
+    with pytest.raises(ManifestNotFound) as caught:
+        list(puller.pull(f"{registry.host}/a/nothing"))
+    assert str(caught.value).startswith("pull model manifest: file does not exist")
+    assert f"{registry.host}/a/nothing:latest" in str(caught.value)
+
+
+BAD_DIGESTS = [
+    "sha256:../../../../tmp/x",
+    "sha256-..%2f",
+    "sha256:" + "a" * 63,
+    "sha256:" + "a" * 65,
+    "sha256:" + "A" * 64,
+    "sha512:" + "a" * 128,
+    "../" + "a" * 64,
+    "",
+    "sha256:" + "a" * 64 + "\n",
+]
+
+
+@pytest.mark.parametrize("where", ["config", "layers"])
+@pytest.mark.parametrize("digest", BAD_DIGESTS)
+def test_a_digest_that_is_none_is_refused_before_anything_is_written(
+    puller: Puller, registry: FaultyRegistry, tmp_path: Path, digest: str, where: str
+) -> None:
+    registry.put("a/b", (MODEL_TYPE, b"GGUF"))
+    (path,) = registry.manifests
+    document = json.loads(registry.manifests[path])
+    (document["layers"][0] if where == "layers" else document["config"])["digest"] = digest
+    registry.manifests[path] = json.dumps(document).encode()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BadManifest) as caught:
+        list(puller.pull(f"{registry.host}/a/b"))
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(digest) < 10 or digest[8:] not in str(caught.value)
+    assert [asked.path for asked in registry.asked] == [path]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>secret of the server</html>",
+        b"[]",
+        b'{"layers":[]}',
+        b'{"config":{"mediaType":"x","digest":"sha256:' + b"a" * 64 + b'","size":-1}}',
+    ],
+)
+def test_a_manifest_that_is_none(puller: Puller, registry: FaultyRegistry, body: bytes) -> None:
+    registry.manifests["/v2/a/b/manifests/latest"] = body
+    with pytest.raises(BadManifest) as caught:
+        list(puller.pull(f"{registry.host}/a/b"))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_manifest_has_a_bound(puller: Puller, registry: FaultyRegistry) -> None:
+    registry.manifests["/v2/a/b/manifests/latest"] = b" " * (5 << 20)
+    with pytest.raises(BadReply, match="4 MiB"):
+        list(puller.pull(f"{registry.host}/a/b"))
+
+
+def test_models_without_gguf_are_refused(puller: Puller, registry: FaultyRegistry) -> None:
+    registry.put("a/b", (TENSOR_TYPE, b"tensor"))
+    with pytest.raises(UnsupportedFormat, match="MLX"):
+        list(puller.pull(f"{registry.host}/a/b"))
+    assert registry.of(b"tensor") == []
+
+
+def test_weights_that_are_no_gguf_do_not_become_a_model(
+    puller: Puller, registry: FaultyRegistry
+) -> None:
+    registry.put("a/b", (MODEL_TYPE, b"not a model at all"))
+    with pytest.raises(InvalidGGUF):
+        list(puller.pull(f"{registry.host}/a/b"))
+    assert puller.store.list() == []
+    assert not puller.store.blobs.exists(Digest.of(b"not a model at all"))
+
+
+def test_a_config_that_is_none_does_not_become_a_model(
+    puller: Puller, registry: FaultyRegistry, gguf: Make
+) -> None:
+    registry.put("a/b", (MODEL_TYPE, gguf()), config=b"no JSON")
+    with pytest.raises(BadManifest):
+        list(puller.pull(f"{registry.host}/a/b"))
+    assert puller.store.list() == []
+
+
+def test_a_user_of_hugging_face_with_a_dot_is_kept_and_listed(store: Store, gguf: Make) -> None:
+    from modelstore.create import CreateRequest, create
+
+    path = store.root.parent / "m.gguf"
+    path.write_bytes(gguf())
+    name = ModelName.parse("hf.co/us.er/re.po:Q4_K_M")
+    list(create(store, CreateRequest(name, path=path), check_parameters=lambda given: given))
+    assert [listing.name for listing in store.list()] == [name]
+    assert store.resolve("HF.co/us.er/re.po:q4_k_m").name == name
