@@ -51,7 +51,6 @@ def push(
         for digest in layers:
             store.blobs.check_in_place(digest)
             store.blobs.size(digest)
-        client.knows_manifest()
         uploads = Uploads(client) if effort is None else Uploads(client, effort)
         for layer in layers.values():
             yield from _push_layer(store, uploads, name, layer)

@@ -81,17 +81,6 @@ class RegistryClient:
                 raise refused(response, "the manifest")
             return read_all(response, MANIFEST_LIMIT_BYTES)
 
-    def knows_manifest(self) -> bool:
-        """Tells whether the registry has a model of this name; a good first question.
-
-        Raises: ServerRefused.
-        """
-        path = f"manifests/{self._name.tag}"
-        with self._first("HEAD", path, {"Accept": _MANIFEST_TYPES}) as response:
-            if response.status_code not in (200, 404):
-                raise refused(response, "the manifest")
-            return response.status_code == 200
-
     @contextlib.contextmanager
     def blob(self, digest: Digest, byte_range: str = "") -> Iterator[httpx.Response]:
         """A reply with status 200 or 206 and the blob's bytes; `byte_range` such as `0-99`.
