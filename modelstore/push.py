@@ -5,6 +5,7 @@ makes the model visible there. What the registry has is not sent. Knows no HTTP 
 Source: Ollama `server/images.go` (status lines).
 """
 
+import threading
 from collections.abc import Generator, Iterator
 
 from modelstore.errors import InvalidName, ModelNotFound, SignInRequired
@@ -26,11 +27,14 @@ def push(
     *,
     insecure: bool = False,
     effort: Effort | None = None,
+    stop: threading.Event | None = None,
 ) -> Generator[Progress, None, None]:
     """Sends a model to the registry that its name begins with, reporting as it goes.
 
+    Setting `stop` ends it between two pieces of a request.
     Raises: ModelNotFound, CorruptManifest, BlobNotFound, ChangedFile, SourceNotAllowed, every
-    RegistryError; SignInRequired before anything is sent when the name has no registry of its own.
+    RegistryError, Stopped; SignInRequired before anything is sent when the name has no registry of
+    its own.
     """
     if name.host == DEFAULT_HOST:
         raise SignInRequired(
@@ -46,12 +50,16 @@ def push(
         raise
     manifest = decode_manifest(data, name.display())
     layers = {layer.digest: layer for layer in (*manifest.layers, manifest.config)}
-    with store.keep() as keep, RegistryClient(name, access, insecure=insecure) as client:
+    stop = stop or threading.Event()
+    with (
+        store.keep() as keep,
+        RegistryClient(name, access, insecure=insecure, stop=stop) as client,
+    ):
         keep.add(*layers)
         for digest in layers:
             store.blobs.check_in_place(digest)
             store.blobs.size(digest)
-        uploads = Uploads(client) if effort is None else Uploads(client, effort)
+        uploads = Uploads(client, effort or Effort(), pause=stop.wait)
         for layer in layers.values():
             yield from _push_layer(store, uploads, name, layer)
         yield Progress("pushing manifest")

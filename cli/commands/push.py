@@ -51,7 +51,7 @@ def run_push(options: PushOptions, context: Context) -> int:
             for step in steps:
                 lines.show(step.status, step.digest, step.completed, step.total)
     except KeyboardInterrupt:
-        context.note("stopped; what has arrived at the registry is not sent again")
+        context.note("stopped; blobs that have arrived whole are not sent again")
         raise
     context.say(f"You can find your model at:\n\n\t{ModelName.parse(options.model).full()}")
     return 0

@@ -1,9 +1,10 @@
 """The handler that sends models to registries, in threads of its own.
 
-Whom it may contact is the policy's decision, as for `pull`. A client that leaves ends the push
-after the piece that is under way; the next one does not send again what has arrived.
+Whom it may contact is the policy's decision, as for `pull`. A client that leaves ends the push,
+and the next one does not send again the blobs that have arrived.
 """
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +14,7 @@ from localrun.errors import BadRequest
 from localrun.http.errors import as_sent
 from localrun.http.progress import ProgressResponse
 from localrun.http.threads import StepsInThread
-from localrun.wire.native_models import decode_pull
+from localrun.wire.native_models import PullModel, decode_pull
 from modelstore.errors import InvalidName
 from modelstore.names import ModelName
 from modelstore.registry.access import Access
@@ -39,19 +40,22 @@ class PushApi:
             name = ModelName.parse(wanted.model)
         except InvalidName as error:
             raise BadRequest("", str(error)) from error
+        stop = threading.Event()
+
+        async def end() -> None:
+            stop.set()  # a thread that waits for a slow registry would not look up otherwise
+
         return ProgressResponse(
-            StepsInThread(self._jobs, self._steps(name, wanted.model, insecure=wanted.insecure)),
+            StepsInThread(self._jobs, self._steps(name, wanted, stop)),
             stream=wanted.stream,
-            on_end=_nothing,
+            on_end=end,
         )
 
-    def _steps(self, name: ModelName, typed: str, *, insecure: bool) -> Iterator[Progress]:
+    def _steps(
+        self, name: ModelName, wanted: PullModel, stop: threading.Event
+    ) -> Iterator[Progress]:
         # Imported here, in the thread: see `PullApi`.
         from modelstore.push import push
 
-        with as_sent(typed):
-            yield from push(self._store, self._access, name, insecure=insecure)
-
-
-async def _nothing() -> None:
-    """A push changes nothing here."""
+        with as_sent(wanted.model):
+            yield from push(self._store, self._access, name, insecure=wanted.insecure, stop=stop)

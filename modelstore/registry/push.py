@@ -46,7 +46,7 @@ class Uploads:
 
     client: RegistryClient
     effort: Effort = field(default_factory=Effort)
-    sleep: Callable[[float], None] = time.sleep
+    pause: Callable[[float], object] = time.sleep
     clock_s: Callable[[], float] = time.monotonic
 
     def has(self, digest: Digest) -> bool:
@@ -78,7 +78,7 @@ class Uploads:
                 if n_failures >= self.effort.n_tries:
                     what = f"the upload of blob {_short(digest)}"
                     raise TransferFailed(what, n_failures, str(error)) from error
-                self.sleep(self.effort.pause_s(n_failures))
+                self.pause(self.effort.pause_s(n_failures))
                 upload.has_failed = True
             else:
                 if upload.offset > best:

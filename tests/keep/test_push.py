@@ -1,15 +1,17 @@
 """Models go to a real registry and come back as the same bytes, whatever happens on the way."""
 
 import hashlib
+import json
 import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live import Daemon
+from live import Daemon, wait_until
 from registry_servers import DockerRegistry, make_certificates
 
 from modelstore.digest import Digest
@@ -19,6 +21,7 @@ from modelstore.errors import (
     ModelNotFound,
     ServerRefused,
     SignInRequired,
+    Stopped,
     TransferFailed,
 )
 from modelstore.names import ModelName
@@ -370,3 +373,39 @@ def test_an_upload_that_was_mended_wrongly_begins_anew(
     starts = [int(part.partition("-")[0]) for part in front.ranges]
     assert starts[:3] == [0, MIB, MIB]
     assert 0 in starts[3:]
+
+
+def test_a_daemon_that_is_told_to_go_does_not_wait_for_a_push(
+    start_daemon: Callable[..., Daemon],
+    fake_model: Callable[..., Path],
+    start_front: Callable[..., Front],
+) -> None:
+    front = start_front(statuses=dict.fromkeys(range(1, 50), 503))  # with pauses of seconds
+    daemon = start_daemon(REGISTRIES=f"http://{front.host}")
+    daemon.create("m", fake_model(pieces=["ok"]))
+    name = f"{front.host}/library/left:1"
+    daemon.json("POST", "/api/copy", {"source": "m", "destination": name})
+    with daemon.open("POST", "/api/push", {"model": name}) as response:
+        assert json.loads(response.readline()) == {"status": "retrieving manifest"}
+        wait_until(lambda: front.count("PATCH"), "the upload to fail")
+        assert daemon.terminate() == 0
+    assert front.count("PATCH") < 6
+
+
+def test_a_push_that_nobody_wants_any_more_ends_in_the_middle_of_a_pause(
+    store: Store, start_front: Callable[..., Front]
+) -> None:
+    front = start_front(statuses=dict.fromkeys(range(1, 50), 503))
+    name = ModelName.parse(f"{front.host}/library/stopped:1")
+    make_model(store, name.full())
+    stop = threading.Event()
+    patient = Effort(n_tries=100, first_pause_s=1000.0)
+    steps = push(store, access(f"http://{front.host}"), name, effort=patient, stop=stop)
+    watcher = threading.Thread(
+        target=lambda: (wait_until(lambda: front.count("PATCH"), "a failure"), stop.set())
+    )
+    watcher.start()
+    with pytest.raises(Stopped):
+        list(steps)
+    watcher.join()
+    assert front.count("PATCH") == 1
