@@ -24,7 +24,7 @@ from modelstore.registry.address import Policy
 # How soon a read notices that it is not wanted any more.
 _SLICE_S = 0.25
 # httpcore asks for 64 KiB at a time, and its parser costs as much for more.
-_READ_BYTES = 256 << 10
+_READ_BYTES = 128 << 10
 
 
 class Transport(httpx.BaseTransport):
@@ -38,6 +38,7 @@ class Transport(httpx.BaseTransport):
         self._stop = stop
         self._pace = pace
         self._proxies = urllib.request.getproxies()
+        self._routes: dict[tuple[str, str, int], str] = {}
         self._tls: ssl.SSLContext | None = None
         self._pools: dict[str, httpcore.ConnectionPool] = {}
         self._lock = threading.Lock()
@@ -47,9 +48,7 @@ class Transport(httpx.BaseTransport):
         url = request.url
         port = url.port or (443 if url.scheme == "https" else 80)
         self._policy.check_url(url.scheme, url.host, port)
-        proxy = self._proxy_for(url, port)
-        if proxy:
-            self._policy.check_proxied(url.host, port)
+        proxy = self._route(url, port)
         shown_proxy = _without_userinfo(proxy)
         sent = httpcore.Request(
             request.method,
@@ -82,6 +81,16 @@ class Transport(httpx.BaseTransport):
             pools, self._pools = list(self._pools.values()), {}
         for pool in pools:
             pool.close()
+
+    def _route(self, url: httpx.URL, port: int) -> str:
+        """The proxy for a URL, or nothing; found out once for each host."""
+        key = (url.scheme, url.host, port)
+        if key not in self._routes:
+            proxy = self._proxy_for(url, port)
+            if proxy:
+                self._policy.check_proxied(url.host, port)
+            self._routes[key] = proxy
+        return self._routes[key]
 
     def _proxy_for(self, url: httpx.URL, port: int) -> str:
         proxy = self._proxies.get(url.scheme) or self._proxies.get("all") or ""

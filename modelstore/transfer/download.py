@@ -203,8 +203,8 @@ class Download:
     ) -> None:
         """Starts further workers once ranges are known to work, and keeps the journal."""
         saved_at = time.monotonic()
-        while any(worker.is_alive() for worker in workers):
-            workers[-1].join(_TICK_S)
+        while alive := [worker for worker in workers if worker.is_alive()]:
+            alive[0].join(_TICK_S)
             if self._is_probed.is_set() and len(workers) == 1 and self._whole is None:
                 n_more = min(self._effort.n_streams - 1, len(self._parts))
                 workers += [
@@ -266,9 +266,9 @@ class Download:
                 sink(part, chunk[: part.end - part.at])
                 if self._state.note:
                     self._update(note="")
-                if part.at >= part.end:
-                    return
-            raise HostUnreachable(delivery.host, "the connection ended too early")
+            # Read to its very end, or the connection could not be used again.
+            if part.at < part.end and not part.is_dropped:
+                raise HostUnreachable(delivery.host, "the connection ended too early")
 
     def _begin_again(self, part: _Part, restart: Callable[[], None]) -> bool:
         """The server sends everything: this stream brings all of it, and the others end."""
@@ -353,7 +353,8 @@ class _Repair:
         elif self._is_changed and self._n_tests < _MAX_EARLY_TESTS:
             self._n_tests += 1
             self.test()
-        part.at = part.end if self.is_right else part.at + len(chunk)
+        part.at += len(chunk)
+        part.is_dropped = self.is_right
 
     def test(self) -> bool:
         """Tells whether the file is right now; only a change makes it worth looking."""

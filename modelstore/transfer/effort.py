@@ -20,7 +20,7 @@ class Effort:
     # Hosts limit the pace of one connection; more than some are seen as an attack.
     n_streams: int = 8
     # Small enough that the hash follows closely while what it reads is still cached.
-    part_bytes: int = 32 << 20
+    part_bytes: int = 16 << 20
     # What a crash may cost; an fsync takes a moment in which nothing is written.
     checkpoint_s: float = 2.0
     # A part that has brought so much since the last failure starts counting anew.

@@ -16,9 +16,9 @@ _LOOK_S = 0.01  # how often it looks whether there is more; a look costs microse
 
 def hash_partial(partial: Partial, stop: threading.Event) -> Digest | None:
     """The digest of the whole file as it is now; None when `stop` came first."""
-    sha, at = hashlib.sha256(), 0
+    sha, at, buffer = hashlib.sha256(), 0, memoryview(bytearray(CHUNK_BYTES))
     while at < partial.total and not stop.is_set():
-        chunk = partial.read(at, min(CHUNK_BYTES, partial.total - at))
+        chunk = partial.read_into(at, buffer[: partial.total - at])
         sha.update(chunk)
         at += len(chunk)
     return None if stop.is_set() else Digest(sha.hexdigest())
@@ -58,6 +58,7 @@ class Follower:
             self._on_error(error)
 
     def _follow(self) -> Digest | None:
+        buffer = memoryview(bytearray(CHUNK_BYTES))  # one for all: gigabytes pass through it
         while not self._stop.is_set():
             n_restarts, sha, at = self._n_restarts, hashlib.sha256(), 0
             while n_restarts == self._n_restarts:
@@ -68,7 +69,7 @@ class Follower:
                     if self._stop.wait(_LOOK_S):
                         return None
                     continue
-                chunk = self._partial.read(at, min(CHUNK_BYTES, n_ready))
+                chunk = self._partial.read_into(at, buffer[:n_ready])
                 sha.update(chunk)
                 at += len(chunk)
                 if self._stop.is_set():

@@ -116,6 +116,10 @@ class Partial:
         """Bytes that are there."""
         return os.pread(self._fd, n_bytes, at)
 
+    def read_into(self, at: int, buffer: memoryview) -> memoryview:
+        """The part of `buffer` that was filled with bytes that are there."""
+        return buffer[: os.preadv(self._fd, [buffer], at)]
+
     def forget(self) -> None:
         """Counts nothing as there any more; the bytes stay until they are written again."""
         with self._lock:

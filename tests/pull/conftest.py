@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_server import FaultyRegistry, serving
+from faulty_server import QUICK, FaultyRegistry, serving
 from live import write_fake_model
 from registry_servers import DockerRegistry
 
@@ -14,13 +14,7 @@ from modelstore.pull import Puller
 from modelstore.registry.access import Access, Pace
 from modelstore.registry.address import parse_registry
 from modelstore.store import Store
-from modelstore.transfer.effort import Effort
 from modelstore.transfer.transfers import Transfers
-
-# Pauses of milliseconds, and pieces so small that a blob of a few megabytes has many.
-QUICK = Effort(
-    first_pause_s=0.005, part_bytes=256 << 10, checkpoint_s=0.05, forgiving_bytes=64 << 10
-)
 
 
 @pytest.fixture

@@ -15,7 +15,14 @@ from typing import Any
 
 from registry_servers import digest_of, manifest_of
 
+from modelstore.transfer.effort import Effort
+
 _PIECE_BYTES = 16 << 10
+
+# Pauses of milliseconds, and pieces so small that a blob of a few megabytes has many.
+QUICK = Effort(
+    first_pause_s=0.005, part_bytes=256 << 10, checkpoint_s=0.05, forgiving_bytes=64 << 10
+)
 
 
 @dataclass
@@ -28,6 +35,7 @@ class Asked:
     start: int = 0
     end: int = 0
     number: int = 0  # among the requests of this blob
+    port: int = 0  # the client's: one for each connection
 
     @property
     def is_ranged(self) -> bool:
@@ -111,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        asked = Asked(self.command, self.path, headers)
+        asked = Asked(self.command, self.path, headers, port=self.client_address[1])
         registry = self.registry
         digest = self.path.rpartition("/")[2]
         blob = registry.blobs.get(digest)

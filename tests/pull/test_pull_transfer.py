@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_server import Asked, Fault, FaultyRegistry
+from faulty_server import QUICK, Asked, Fault, FaultyRegistry
 from hypothesis import given
 from hypothesis import strategies as st
 from live import wait_until
@@ -35,6 +36,7 @@ from modelstore.transfer.ranges import RangeSet, pieces, repair_order
 
 Make = Callable[..., bytes]
 SIZE = 3_000_000
+IS_FULL = os.environ.get("LOCALRUN_TEST_FULL") == "1"
 
 
 # -- pure parts
@@ -171,6 +173,7 @@ def test_a_blob_comes_in_parts(puller: Puller, registry: FaultyRegistry, gguf: M
         [(0, len(data))], 256 << 10
     )
     assert leftovers(store) == []
+    assert len({a.port for a in asked}) <= QUICK.n_streams  # connections are used again
     assert registry.n_bytes == len(data) + len(b'{"model_format":"gguf"}')
 
 
@@ -456,3 +459,40 @@ def test_a_disk_that_fills_up_ends_the_pull_and_nothing_else(
     room[0] = 2 * SIZE
     assert followed(puller.pull(name))[-1].status == "success"
     assert puller.store.blobs.path(Digest.of(data)).read_bytes() == data
+
+
+@pytest.mark.soak
+def test_whatever_goes_wrong_the_blob_is_right(
+    puller: Puller, registry: FaultyRegistry, gguf: Make
+) -> None:
+    data = gguf(SIZE)
+    name = offer(registry, data)
+    blob = Digest.of(data)
+    for seed in range(100 if IS_FULL else 6):
+        chance = random.Random(seed)
+
+        def mishap(asked: Asked, chance: random.Random = chance) -> Fault | None:
+            at = chance.randrange(asked.start, asked.end) if asked.start < asked.end else 0
+            return chance.choice(
+                [
+                    *[None] * 6,
+                    Fault(reset_at=at),
+                    Fault(stall_at=at) if chance.random() < 0.2 else None,
+                    Fault(whole=chance.random() < 0.2, reset_at=at),
+                    Fault(status=503),
+                    Fault(html=True),
+                    Fault(flip_at=at) if chance.random() < 0.3 else None,
+                ]
+            )
+
+        registry.plan = only(data, mishap)
+        for _ in range(20):
+            try:
+                assert followed(puller.pull(name))[-1].status == "success"
+                break
+            except (TransferFailed, DigestMismatch):
+                assert not puller.store.blobs.exists(blob)
+        assert puller.store.blobs.path(blob).read_bytes() == data, seed
+        assert leftovers(puller.store) == []
+        puller.store.delete(name)
+        assert not puller.store.blobs.exists(blob)
