@@ -357,34 +357,35 @@ def test_the_folder_of_ollama_is_used_and_not_changed_at_start(
 def test_a_damaged_model_is_found_set_aside_and_told(
     daemon: Daemon, fake_model: Fake, root: Path
 ) -> None:
+    name = "localhost:1/a/bad:latest"  # of a registry that nobody may contact
     bad = fake_model(pieces=["bad "] * 200, step_s=0.01)
     good = fake_model(pieces=["good"])
-    copy_in(daemon, "bad", bad)
+    copy_in(daemon, name, bad)
     copy_in(daemon, "good", good)
     code, out, _ = cli(daemon, "verify")
-    assert (code, out) == (0, "bad:latest: ok\ngood:latest: ok\n")
-    answer = daemon.stream("/api/chat", chat_body("bad", "hi"))
+    assert (code, out) == (0, f"{name}: ok\ngood:latest: ok\n")
+    answer = daemon.stream("/api/chat", chat_body(name, "hi"))
     next(answer)
     blob = weights_blob(root, bad)
     blob.chmod(0o644)
     data = bytearray(blob.read_bytes())
     data[-1] ^= 1
     blob.write_bytes(data)
-    code, out, err = cli(daemon, "verify", "bad")
+    code, out, err = cli(daemon, "verify", name)
     assert code == 1
-    assert out.startswith("bad:latest: damaged\n  the weights (blob ")
+    assert out.startswith(f"{name}: damaged\n  the weights (blob ")
     assert "Traceback" not in out + err
     assert blob.with_name(blob.name + "-corrupt").exists()
     # In memory it is what it was.
     assert list(answer)[-1]["eval_count"] == 200
-    refusal = daemon.json("POST", "/api/generate", {"model": "bad", "prompt": "hi"}, status=404)
+    refusal = daemon.json("POST", "/api/generate", {"model": name, "prompt": "hi"}, status=404)
     assert "is not in the store" in refusal["error"]
     assert daemon.chat("good", "hi")["message"]["content"] == "good"
     assert "corrupt, set aside" in cli(daemon, "df")[1]
-    code, out, _ = cli(daemon, "verify", "bad", "--repair")
+    code, out, _ = cli(daemon, "verify", name, "--repair")
     assert code == 1
-    assert "cannot be repaired" in out
-    copy_in(daemon, "bad", bad)
+    assert "cannot be repaired: `localhost` is not contacted" in out
+    copy_in(daemon, name, bad)
     assert cli(daemon, "verify")[0] == 0
 
 
