@@ -256,7 +256,7 @@ class HostUnreachable(RegistryError):
         self.proxy = proxy
 
     def __str__(self) -> str:
-        return f"`{shown(self.host)}`{_through(self.proxy)}: {shown(self.problem)}"
+        return f"`{shown(self.host)}`{_through(self.proxy)}: {self.problem}"
 
 
 class ServerRefused(RegistryError):

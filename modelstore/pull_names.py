@@ -20,7 +20,7 @@ _MAX_PARTS = 1000  # the largest split models have some hundred
 
 @dataclass(frozen=True, slots=True)
 class GgufUrl:
-    """`urls` of one model's file, or of all its parts in order; `files` are their names."""
+    """`urls` of one model's file, or of all its parts in order; `files` are names for them."""
 
     urls: tuple[str, ...]
     files: tuple[str, ...]
@@ -63,7 +63,7 @@ def _gguf_url(text: str) -> GgufUrl:
     folder, _, file = parts.path.rpartition("/")
     paths = [f"{folder}/{name}" for name in _all_parts(text, file)]
     urls = tuple(urlunsplit(parts._replace(path=path, fragment="")) for path in paths)
-    files = tuple(unquote(path.rpartition("/")[2]).replace("/", "-") for path in paths)
+    files = tuple(_safe(unquote(path.rpartition("/")[2])[:-5]) + ".gguf" for path in paths)
     return GgufUrl(urls, files, _model_name(text, files[0]))
 
 
@@ -79,9 +79,13 @@ def _all_parts(text: str, file: str) -> list[str]:
     return [f"{front}-{number:05d}-of-{match[2]}{suffix}" for number in range(1, n_parts + 1)]
 
 
+def _safe(stem: str) -> str:
+    """What a model's name and a label of a file may hold."""
+    return _FOREIGN.sub("-", stem).lstrip(".-")
+
+
 def _model_name(text: str, file: str) -> ModelName:
-    stem = _PART.sub("", file[:-5])
-    model = _FOREIGN.sub("-", stem).lstrip(".-")[:_MODEL_LIMIT_BYTES].rstrip("-")
+    model = _safe(_PART.sub("", file[:-5]))[:_MODEL_LIMIT_BYTES].rstrip("-")
     if not model:
         raise InvalidName(text, "the file's name makes no model name")
     return ModelName.parse(model)

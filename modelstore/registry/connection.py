@@ -17,7 +17,7 @@ from typing import Any
 import httpcore
 import httpx
 
-from modelstore.errors import BadReply, HostUnreachable, Stopped
+from modelstore.errors import BadReply, HostUnreachable, Stopped, shown
 from modelstore.registry.access import Pace
 from modelstore.registry.address import Policy
 
@@ -225,15 +225,28 @@ def _translated(host: str, proxy: str) -> Iterator[None]:
     except (httpcore.TimeoutException, TimeoutError) as error:
         raise HostUnreachable(host, "it stalled: no bytes for too long", proxy) from error
     except httpcore.ProxyError as error:
-        raise HostUnreachable(host, f"the proxy refuses: {error}", proxy) from error
+        raise HostUnreachable(host, f"the proxy refuses: {shown(str(error))}", proxy) from error
     except (httpcore.NetworkError, OSError) as error:
-        problem = str(error) or "the connection broke"
-        raise HostUnreachable(host, problem, proxy) from error
+        raise HostUnreachable(host, _problem_of(error), proxy) from error
     except httpcore.RemoteProtocolError as error:
         # What h11 says when a connection ends before the announced length.
         raise HostUnreachable(host, "the connection ended too early", proxy) from error
     except (httpcore.ProtocolError, httpcore.UnsupportedProtocol) as error:
         raise BadReply(host, "it does not speak HTTP") from error
+
+
+def _problem_of(error: Exception) -> str:
+    cause = error.__cause__ or error.__context__ or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted: {cause.verify_message}; the daemon's SSL_CERT_FILE "
+            "names other authorities"
+        )
+    if isinstance(cause, ssl.SSLError):
+        return f"no TLS connection: {(cause.reason or 'it broke').replace('_', ' ').lower()}"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror.lower()
+    return "the connection broke"
 
 
 def _tls_context() -> ssl.SSLContext:

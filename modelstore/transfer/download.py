@@ -9,6 +9,7 @@ server that ignores ranges shows itself there, and then this one stream brings t
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -29,6 +30,8 @@ from modelstore.transfer.follower import Follower, hash_partial
 from modelstore.transfer.partial import Partial, locked
 from modelstore.transfer.ranges import pieces, repair_order
 from modelstore.transfer.source import Source
+
+_log = logging.getLogger(__name__)
 
 # How often the transfer looks after itself; also how long the lock of another process is polled.
 _TICK_S = 0.05
@@ -86,6 +89,7 @@ class Download:
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._state = State(0)
+        self._errand = ""  # the note while bytes arrive
         self._error: Exception | None = None
         self._has_ended = False
         self._parts: deque[_Part] = deque()
@@ -140,17 +144,19 @@ class Download:
                 self._changed.notify_all()
 
     def _fetch_blob(self) -> Digest:
-        with contextlib.ExitStack() as stack:
-            while not stack.enter_context(locked(self._blobs, self.wanted.key)):
-                self._update(note="another process fetches it")
-                self._pause(_TICK_S)
-            expected = self.wanted.expected
-            if expected is not None and self._blobs.exists(expected):
-                return expected  # while we waited for the lock
-            wanted = self.wanted
-            partial = Partial(self._blobs, wanted.key, wanted.total, wanted.model)
-            stack.callback(partial.close)
-            source = stack.enter_context(self._make_source(self._stop))
+        while True:
+            with locked(self._blobs, self.wanted.key) as is_ours:
+                if is_ours:
+                    return self._fetch_locked()
+            self._update(note="another process fetches it")
+            self._pause(_TICK_S)
+
+    def _fetch_locked(self) -> Digest:
+        wanted, expected = self.wanted, self.wanted.expected
+        if expected is not None and self._blobs.exists(expected):
+            return expected  # while we waited for the lock
+        partial = Partial(self._blobs, wanted.key, wanted.total, wanted.model)
+        with contextlib.closing(partial), self._make_source(self._stop) as source:
             self._update(completed=partial.n_bytes, note="")
             digest = self._fetch_parts(partial, source)
             if expected is not None and digest != expected:
@@ -188,13 +194,12 @@ class Download:
             self._check()
         except BaseException:
             self._stop.set()
-            raise
-        finally:
             for worker in workers:
                 worker.join()
             follower.join()
             with contextlib.suppress(StoreError):  # why it ended counts more
                 partial.checkpoint()
+            raise
         assert digest is not None  # it is only missing when we were stopped
         return digest
 
@@ -237,6 +242,8 @@ class Download:
                 self._receive(part, source, sink, restart)
                 return
             except StoreError as error:
+                if part.is_dropped:
+                    return
                 if not may_pass(error):
                     raise
                 if part.at - began >= self._effort.forgiving_bytes:
@@ -249,6 +256,7 @@ class Download:
         if n_failures >= n_tries:
             what = f"a part of blob {self.wanted.key.hex[:12]}"
             raise TransferFailed(what, n_tries, str(error)) from error
+        _log.warning("%s: failure %d of a part: %s", self.wanted.model, n_failures, error)
         self._update(note=f"try {n_failures + 1} of {n_tries} after: {error}")
         self._pause(self._effort.pause_s(n_failures))
 
@@ -264,8 +272,8 @@ class Download:
                     return
                 self._check()
                 sink(part, chunk[: part.end - part.at])
-                if self._state.note:
-                    self._update(note="")
+                if self._state.note != self._errand:
+                    self._update(note=self._errand)
             # Read to its very end, or the connection could not be used again.
             if part.at < part.end and not part.is_dropped:
                 raise HostUnreachable(delivery.host, "the connection ended too early")
@@ -273,7 +281,7 @@ class Download:
     def _begin_again(self, part: _Part, restart: Callable[[], None]) -> bool:
         """The server sends everything: this stream brings all of it, and the others end."""
         with self._changed:
-            if self._whole not in (None, part):
+            if self._whole is not None and self._whole is not part:
                 part.is_dropped = True
                 return False
             self._whole = part
@@ -292,7 +300,8 @@ class Download:
         The protocol has no hash of parts, so what came first is compared with what comes now.
         Raises: DigestMismatch when that does not help; nothing is kept then.
         """
-        self._update(note="the checksum is wrong: looking for the part that is")
+        self._errand = "the checksum is wrong, looking for the part that is"
+        self._update(note=self._errand)
         repair = _Repair(partial, lambda: hash_partial(partial, self._stop) == expected)
         self._whole = None
         effort = self._effort

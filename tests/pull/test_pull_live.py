@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import ollama
 import pytest
 from faulty_server import Asked, Fault, FaultyRegistry, serving
 from live import Daemon, wait_until
@@ -67,6 +68,22 @@ def test_a_pulled_model_answers(
     assert daemon.json("POST", "/api/pull", {"name": name, "stream": False}) == {
         "status": "success"
     }
+
+
+def test_the_python_client_follows_a_pull(
+    start_daemon: Start, registry: FaultyRegistry, gguf: Make
+) -> None:
+    data = gguf(500_000)
+    registry.put("a/b", (MODEL_TYPE, data))
+    daemon = start_daemon(REGISTRIES=f"http://{registry.host}")
+    client = ollama.Client(daemon.url)
+    steps = list(client.pull(f"{registry.host}/a/b", stream=True, insecure=True))
+    assert steps[-1].status == "success"
+    assert (digest_of(data), len(data)) in {(step.digest, step.completed) for step in steps}
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.pull(f"{registry.host}/a/nothing")
+    client._client.close()
+    assert caught.value.status_code == 404
 
 
 def test_a_flipped_byte_and_a_whole_file_for_a_range(

@@ -4,10 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from faulty_server import Fault, FaultyRegistry
-from registry_servers import DockerRegistry, digest_of
+from gguf import GGUFWriter
+from registry_servers import DockerRegistry, Nginx, digest_of
 
+from modelstore.create import CreateRequest, create
 from modelstore.digest import Digest
 from modelstore.errors import (
     BadManifest,
@@ -206,9 +209,31 @@ def test_a_config_that_is_none_does_not_become_a_model(
     assert puller.store.list() == []
 
 
-def test_a_user_of_hugging_face_with_a_dot_is_kept_and_listed(store: Store, gguf: Make) -> None:
-    from modelstore.create import CreateRequest, create
+def test_the_url_of_one_part_brings_all_of_a_split_model(store: Store, tmp_path: Path) -> None:
+    pytest.importorskip("modelstore.splits", reason="the store takes no split models")
+    files = tmp_path / "files"
+    files.mkdir()
+    writer = GGUFWriter(files / "big.gguf", "llama", split_max_tensors=2)
+    for number in range(5):
+        writer.add_tensor(f"t{number}", np.full((32, 32), number, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    nginx = Nginx(files, tmp_path / "nginx")
+    try:
+        access = Access((parse_registry(f"http://{nginx.host}"),))
+        url = f"http://{nginx.host}/big-00002-of-00003.gguf"
+        steps = list(Puller(store, Transfers(), access).pull(url))
+    finally:
+        nginx.kill()
+    assert [step.status for step in steps].count("success") == 1
+    layers = store.resolve("big").manifest.of_type(MODEL_TYPE)
+    parts = [files / f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    assert [layer.digest for layer in layers] == [Digest.of(part.read_bytes()) for part in parts]
 
+
+def test_a_user_of_hugging_face_with_a_dot_is_kept_and_listed(store: Store, gguf: Make) -> None:
     path = store.root.parent / "m.gguf"
     path.write_bytes(gguf())
     name = ModelName.parse("hf.co/us.er/re.po:Q4_K_M")

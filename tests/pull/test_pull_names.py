@@ -31,9 +31,10 @@ def test_a_name(text: str, full: str) -> None:
     ("text", "model", "files"),
     [
         ("https://host/a/b/My-Model_Q4.gguf", "My-Model_Q4", ["My-Model_Q4.gguf"]),
-        ("http://host:81/x.GGUF?download=true", "x", ["x.GGUF"]),
-        ("https://host/odd%20n%C3%A4me+1.gguf", "odd-n-me-1", ["odd näme+1.gguf"]),
-        ("https://host/..hidden.gguf", "hidden", ["..hidden.gguf"]),
+        ("http://host:81/x.GGUF?download=true", "x", ["x.gguf"]),
+        ("https://host/odd%20n%C3%A4me+1.gguf", "odd-n-me-1", ["odd-n-me-1.gguf"]),
+        ("https://host/..hidden.gguf", "hidden", ["hidden.gguf"]),
+        ("https://host/a%5Cb%00%2e%2e%2Fc.gguf", "a-b-..-c", ["a-b-..-c.gguf"]),
         (
             "https://host/m-00002-of-00003.gguf",
             "m",

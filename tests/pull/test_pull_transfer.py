@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ from modelstore.errors import (
 )
 from modelstore.manifest import MODEL_TYPE
 from modelstore.pull import Puller
+from modelstore.registry.access import Pace
 from modelstore.sources import Progress
 from modelstore.store import Store
 from modelstore.transfer.effort import Effort, may_pass
 from modelstore.transfer.partial import Journal, Partial, read_journal
 from modelstore.transfer.ranges import RangeSet, pieces, repair_order
+from modelstore.transfer.transfers import Transfers
 
 Make = Callable[..., bytes]
 SIZE = 3_000_000
@@ -354,6 +357,21 @@ def test_two_pulls_share_one_transfer_and_one_may_leave(
     assert followed(second)[-1].status == "success"
     assert registry.n_bytes == len(data) + 23
     assert puller.store.blobs.path(Digest.of(data)).read_bytes() == data
+
+
+def test_whoever_waits_hears_something_all_the_time(
+    puller: Puller, registry: FaultyRegistry, gguf: Make
+) -> None:
+    data = gguf(SIZE)
+    name = offer(registry, data)
+    gate = threading.Event()
+    registry.plan = only(data, lambda asked: Fault(gate=gate))
+    waiting = Puller(puller.store, Transfers(QUICK), replace(puller.access, pace=Pace(9, 3600)))
+    steps = waiting.pull(name)
+    first = next(step for step in steps if step.digest)
+    assert [next(steps), next(steps)] == [first, first]
+    gate.set()
+    assert followed(steps)[-1].status == "success"
 
 
 _OTHER = """
