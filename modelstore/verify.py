@@ -68,6 +68,8 @@ def verify(
         yield from _ended(store, name, (problem,), repair, fetch)
     for model in sorted(wanted.manifests, key=ModelName.full):
         problems = _problems(wanted.manifests[model], found)
+        if problems and not store.exists(model):
+            continue  # removed meanwhile, and its blobs with it
         yield from _ended(store, model.display(), problems, repair, fetch)
 
 

@@ -141,6 +141,15 @@ def test_a_blob_that_was_replaced_while_it_was_read_stays(store: Store) -> None:
     assert store.blobs.exists(digest)
 
 
+def test_a_model_that_is_removed_meanwhile_is_not_damaged(store: Store) -> None:
+    add(store, "a", WEIGHTS)
+    add(store, "b", b"other")
+    steps = verify(store)
+    next(steps)
+    store.delete("a")
+    assert [step.model for step in steps if isinstance(step, Health)] == ["b:latest"]
+
+
 def test_a_repair_pulls_what_is_damaged_and_looks_again(store: Store) -> None:
     add(store, "bad", WEIGHTS)
     add(store, "good", b"other")
