@@ -184,6 +184,17 @@ class StoreBusy(StoreError):
         )
 
 
+class DownloadUnderway(StoreError):
+    """What should be removed is being downloaded at this moment."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"model '{self.name}' is being downloaded; stop the download, then remove it"
+
+
 class DiskFull(StoreError):
     """The store's file system has no room for the file."""
 

@@ -1,7 +1,7 @@
 """What the daemon says about models: rows of lists, and the long description of one.
 
 Reads the store and headers of GGUF files, so it runs in threads and is safe to share between them.
-What a model can do is remembered by the digest of its manifest: a header takes some milliseconds.
+What a model can do is remembered by `abilities`: a header takes some milliseconds.
 """
 
 import logging
@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from localrun.core import Resident, RunnerInfo, RunnerStats
+from localrun.http.abilities import Abilities
 from localrun.memory import CPU
 from localrun.wire.native_models import (
     Description,
@@ -25,7 +26,6 @@ from localrun.wire.native_models import (
 )
 from localrun.wire.timestamps import expiry
 from modelstore import show
-from modelstore.cache import LruCache
 from modelstore.errors import StoreError
 from modelstore.gguf import Header, read_header
 from modelstore.records import Listing, Record
@@ -33,7 +33,6 @@ from modelstore.store import Store
 
 _log = logging.getLogger(__name__)
 
-_CAPABILITIES_KEPT = 4096
 # What Ollama uses where neither the model nor its file has a template.
 _PLAIN_TEMPLATE = "{{ .Prompt }}"
 
@@ -41,13 +40,13 @@ _PLAIN_TEMPLATE = "{{ .Prompt }}"
 class Describer:
     """Answers from one store. Safe to share between threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, abilities: Abilities) -> None:
         self._store = store
-        self._capabilities: LruCache[list[str]] = LruCache(_CAPABILITIES_KEPT)
+        self._abilities = abilities
 
     def installed(self) -> list[InstalledModel]:
         """A row for every model that can be read, latest change first."""
-        return [
+        rows = [
             InstalledModel(
                 name=listing.name.display(),
                 model=listing.name.display(),
@@ -59,6 +58,8 @@ class Describer:
             )
             for listing in self._store.list()
         ]
+        self._abilities.save()
+        return rows
 
     def running(self, residents: Sequence[Resident]) -> list[RunningModel]:
         """A row for every model in memory, the one that leaves last first."""
@@ -124,7 +125,7 @@ class Describer:
             return None
 
     def _capabilities_of(self, listing: Listing) -> list[str]:
-        found = self._capabilities.get(listing.digest)
+        found = self._abilities.get(listing.digest)
         if found is None:
             try:
                 record = self._store.resolve(listing.name)
@@ -133,7 +134,7 @@ class Describer:
             files = _Headers.of(record)
             found = show.capabilities(record, files.model, files.projector)
             if files.model is not None:
-                self._capabilities.put(listing.digest, found)
+                self._abilities.put(listing.digest, found)
         return found
 
 

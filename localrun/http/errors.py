@@ -94,6 +94,7 @@ TABLE: dict[type[Exception], Row] = {
     store.SourceNotAllowed: Row(403, _BAD, "source_not_allowed"),
     store.ChangedFile: Row(500, code="changed_file"),
     store.StoreBusy: Row(503, code="store_busy"),
+    store.DownloadUnderway: Row(409, _BAD, "download_underway"),
     store.DiskFull: Row(507, code="disk_full"),
     # Its own words name the user; those belong in the log.
     store.StoreNotWritable: Row(

@@ -46,6 +46,10 @@ class PullApi:
             on_end=self._service.unload_unnamed,
         )
 
+    def fetch(self, name: ModelName) -> Iterator[Progress]:
+        """The steps of pulling a model, for who needs it on the way to something else."""
+        return self._steps(name, insecure=False)
+
     def _steps(self, source: ModelName | GgufUrl, *, insecure: bool) -> Iterator[Progress]:
         # Imported here, in the thread: most daemons run for days without a pull, and the HTTP
         # library takes memory and a tenth of a second.

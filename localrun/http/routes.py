@@ -23,6 +23,8 @@ from localrun.http.native import NativeApi
 from localrun.http.openai import OpenAIApi
 from localrun.http.origins import Origins
 from localrun.http.pull import PullApi
+from localrun.http.push import PushApi
+from localrun.http.storage import StorageApi
 from localrun.loopback import is_loopback
 from localrun.service import TextService
 from localrun.settings import Settings
@@ -59,6 +61,8 @@ def table(
     models, making = ModelsApi(service, store), CreateApi(service, store)
     machine = MachineApi(diagnose)
     pulling = PullApi(service, store, registries.access, registries.transfers)
+    pushing = PushApi(store, registries.access)
+    storage = StorageApi(service, store, pulling.fetch)
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),
@@ -75,6 +79,10 @@ def table(
         ("HEAD POST", "/api/blobs/{digest}", making.blob),
         ("DELETE", "/api/delete", models.delete),
         ("POST", "/api/copy", models.copy),
+        ("POST", "/api/push", pushing.push),
+        ("GET", "/api/df", storage.df),
+        ("POST", "/api/prune", storage.prune),
+        ("POST", "/api/verify", storage.verify),
         ("GET", "/v1/models", openai.models),
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/v1/chat/completions", openai.chat_completions),

@@ -148,7 +148,7 @@ def decode_create(body: bytes) -> CreateModel:
 
 
 def decode_pull(body: bytes) -> PullModel:
-    """The request of POST /api/pull. Raises BadRequest."""
+    """The request of POST /api/pull or /api/push. Raises BadRequest."""
     wire = decode(_PULL, body)
     model = required_model(wire.model or wire.name)
     return PullModel(model, wire.stream is not False, wire.insecure is True)
@@ -258,9 +258,9 @@ def encode_version(version: str, localrun: str, pid: int) -> bytes:
     return _encode({"version": version, "localrun": localrun, "pid": pid})
 
 
-def encode_machine(found: msgspec.Struct) -> bytes:
-    """The reply of /api/devices, which is ours: a diagnosis as it is."""
-    return _encode(found)
+def encode_struct(reply: msgspec.Struct) -> bytes:
+    """A reply of a route that is ours, as it is: a diagnosis, figures of the store."""
+    return _encode(reply)
 
 
 def encode_progress(
