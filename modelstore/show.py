@@ -95,14 +95,15 @@ def to_modelfile(record: Record) -> Modelfile:
     A model without a stored template gets none here: the one inside the GGUF goes on to count.
     Texts that the grammar cannot carry are replaced by the nearest that it can.
     """
-    weights = [record.model_path] if record.model_path else []
     values = [
         (name, expressible(_plain(item)))
         for name, value in sorted(record.parameters.items())
         for item in (value if isinstance(value, list | tuple) else [value])
     ]
     return Modelfile(
-        froms=tuple(expressible(str(path)) for path in [*weights, *record.projector_paths]),
+        froms=tuple(
+            expressible(str(path)) for path in [*record.model_paths, *record.projector_paths]
+        ),
         parameters=tuple(values),
         template=expressible(record.template) if record.template else None,
         system=expressible(record.system) if record.system else None,

@@ -27,7 +27,7 @@ from localrun.wire.timestamps import expiry
 from modelstore import show
 from modelstore.cache import LruCache
 from modelstore.errors import StoreError
-from modelstore.gguf import Header, read_header
+from modelstore.gguf import Header, read_model_header
 from modelstore.records import Listing, Record
 from modelstore.store import Store
 
@@ -147,14 +147,16 @@ class _Headers:
     @staticmethod
     def of(record: Record, *, arrays: bool = False) -> "_Headers":
         projector = next(iter(record.projector_paths), None)
-        return _Headers(_header(record.model_path, arrays), _header(projector, arrays))
+        return _Headers(
+            _header(record.model_paths, arrays), _header((projector,) if projector else (), arrays)
+        )
 
 
-def _header(path: Path | None, arrays: bool) -> Header | None:
-    if path is None:
+def _header(paths: tuple[Path, ...], arrays: bool) -> Header | None:
+    if not paths:
         return None
     try:
-        return read_header(path, arrays=arrays)
+        return read_model_header(paths, arrays=arrays)
     except StoreError as error:
         _log.warning("a model cannot be described in full: %s", error)
         return None

@@ -43,6 +43,7 @@ class _Create(_Named, kw_only=True, rename={"from_": "from"}):
     from_: str | None = None
     files: dict[str, str] | None = None
     adapters: dict[str, str] | None = None
+    draft_files: dict[str, str] | None = None
     path: str | None = None
     in_place: bool | None = None
     quantize: str | None = None
@@ -84,6 +85,7 @@ class CreateModel(msgspec.Struct, frozen=True, kw_only=True):
     renderer: str | None
     parser: str | None
     requires: str | None
+    quantize: str | None
 
 
 def decode_delete(body: bytes) -> str:
@@ -107,8 +109,10 @@ def decode_copy(body: bytes) -> tuple[str, str]:
 def decode_create(body: bytes) -> CreateModel:
     """The request of POST /api/create. Raises BadRequest."""
     wire = decode(_CREATE, body)
-    if wire.quantize or wire.quantization:
-        raise BadRequest("quantize", "quantizing is not available yet; import a quantized file")
+    if wire.draft_files:
+        raise BadRequest(
+            "draft_files", "there is no speculative decoding here; create the model without a draft"
+        )
     return CreateModel(
         model=required_model(wire.model or wire.name),
         stream=wire.stream is not False,
@@ -128,6 +132,7 @@ def decode_create(body: bytes) -> CreateModel:
         renderer=wire.renderer,
         parser=wire.parser,
         requires=wire.requires,
+        quantize=wire.quantize or wire.quantization or None,
     )
 
 

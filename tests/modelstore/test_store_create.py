@@ -163,13 +163,14 @@ def test_a_file_can_be_used_where_it_is(store: Store, gguf_path: Path) -> None:
 def test_files_find_their_role(
     store: Store, gguf_path: Path, tmp_path: Path, kind: str, role: str, paths: str
 ) -> None:
-    other = upload(store, variant(tmp_path, general__type=kind, general__architecture="clip"))
+    architecture = "llama" if kind == "adapter" else "clip"
+    other = upload(store, variant(tmp_path, general__type=kind, general__architecture=architecture))
     make(store, files={role: other, "model.gguf": upload(store, gguf_path)})
     record = store.resolve("m")
     assert getattr(record, paths) == (store.blobs.path(other),)
     assert record.model_digest == Digest.of(gguf_path.read_bytes())
     assert record.config.model_family == "llama"
-    families = ("clip", "llama") if kind == "mmproj" else ("llama",)
+    families = ("llama", "clip") if kind == "mmproj" else ("llama",)
     assert record.config.model_families == families
 
 
