@@ -31,6 +31,8 @@ _SOURCE_TYPES = ("F32", "F16", "BF16")
 # Where rows are no multiple of 256, llama.cpp takes a wider type than the one that was asked for;
 # in small models embeddings, which it keeps wider too, are most of the weights.
 _WIDEST_BITS = 8.5
+# The keys that a quantizer adds, and padding between tensors.
+_ROOM_BYTES = 64 << 10
 _EMBEDDINGS = ("token_embd.weight", "output.weight")
 
 
@@ -63,4 +65,4 @@ def expected_bytes(header: Header, target: str) -> int:
         is_vector = len(tensor.shape) < 2
         is_wide = tensor.name in _EMBEDDINGS or (tensor.shape and tensor.shape[0] % 256)
         n_bits += tensor.n_elements * (32.0 if is_vector else wide if is_wide else bits)
-    return header.data_offset + int(n_bits / 8)
+    return header.data_offset + int(n_bits / 8) + _ROOM_BYTES

@@ -74,10 +74,15 @@ def test_create_tells_no_files_from_an_empty_list():
     assert decode_create(body(model="m", license=["a", "b"])).licenses == ("a", "b")
 
 
-def test_quantizing_is_refused_for_now():
+@pytest.mark.parametrize("field", ["quantize", "quantization"])
+def test_the_type_to_quantize_to_has_two_spellings(field):
+    assert decode_create(body(model="m", **{field: "Q4_0"})).quantize == "Q4_0"
+
+
+def test_a_draft_model_is_refused():
     with pytest.raises(BadRequest) as caught:
-        decode_create(body(model="m", quantize="Q4_0"))
-    assert caught.value.path == "quantize"
+        decode_create(body(model="m", draft_files={"a": "b"}))
+    assert caught.value.path == "draft_files"
 
 
 def test_progress_leaves_out_what_is_not_known():
