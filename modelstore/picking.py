@@ -28,6 +28,11 @@ def pick(path: Path) -> dict[str, Path]:
     """
     if path.is_dir():
         return _from_folder(path)
+    if path.suffix == ".safetensors":
+        raise InvalidCreate(
+            f"`{shown(path.name)}` is one file of a model; give the folder that also has its "
+            "config.json and tokenizer.json"
+        )
     names = part_names(path.name)
     _check_complete(names, lambda name: path.with_name(name).exists())
     return {name: path.with_name(name) for name in names}

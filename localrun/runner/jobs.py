@@ -71,7 +71,7 @@ def _check_template(arguments: Sequence[str], report: Report) -> None:
     try:
         GoTemplate(source)
     except TemplateFailed as error:
-        raise Refused(error.problem) from None
+        raise Refused(error.problem.removeprefix("it does not compile: ")) from None
 
 
 JOBS: dict[str, Job] = {

@@ -126,6 +126,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "modelstore.digest",
         "modelstore.labels",
         "modelstore.modelfile",
+        "modelstore.picking",
         "modelstore.errors",
     ),
 }
