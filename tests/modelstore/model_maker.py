@@ -32,3 +32,14 @@ def variant(tmp_path: Path, **metadata: Any) -> Path:
     path = tmp_path / "variant.gguf"
     write_gguf(path, tiny_metadata(**metadata), tiny_tensors())
     return path
+
+
+def write_lora(path: Path, **metadata: Any) -> Path:
+    """A LoRA adapter for the tiny model."""
+    keys = {"general__type": "adapter", "adapter__type": "lora", **metadata}
+    tensors = [
+        ("blk.0.attn_q.weight.lora_a", (64, 1), 0, bytes(256)),
+        ("blk.0.attn_q.weight.lora_b", (1, 2), 0, bytes(8)),
+    ]
+    write_gguf(path, tiny_metadata(**keys), tensors)
+    return path
