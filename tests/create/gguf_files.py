@@ -16,6 +16,22 @@ F32, F16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
 _OWN_KEYS = ("GGUF.", "general.architecture", "split.")
 
 
+def tensors_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of a file that has F16 and F32 only; quicker than the reader of `gguf`."""
+    header = read_header(path)
+    types = {"F16": np.float16, "F32": np.float32}
+    return {
+        tensor.name: np.memmap(
+            path,
+            types[tensor.type_name],
+            "r",
+            offset=header.data_offset + tensor.offset,
+            shape=tuple(reversed(tensor.shape)),
+        )
+        for tensor in header.tensors
+    }
+
+
 def copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
     """Every key of a file, in the type that it has there."""
     for key, field in reader.fields.items():

@@ -12,6 +12,9 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf_files import tensors_of
+
+from modelstore.gguf import read_header
 
 Array = np.ndarray[Any, Any]
 
@@ -75,20 +78,19 @@ def write_llama(
     source: Path, folder: Path, *, n_shards: int = 1, dtype: str = "float16"
 ) -> dict[str, Any]:
     """A GGUF file of the llama architecture in F16 as a folder; returns its config."""
-    reader = gguf.GGUFReader(source)
-    meta = {key: field.contents() for key, field in reader.fields.items()}
+    meta = read_header(source, arrays=True).metadata
     heads = {"attn_q": meta["llama.attention.head_count"]}
     heads["attn_k"] = meta["llama.attention.head_count_kv"]
     tensors = {}
-    for tensor in reader.tensors:
-        values = np.array(tensor.data)
-        parts = tensor.name.split(".")
+    for source_name, stored in tensors_of(source).items():
+        values = np.asarray(stored)
+        parts = source_name.split(".")
         if parts[0] == "blk":
             name = f"model.layers.{parts[1]}.{_BLOCK[parts[2]]}.{parts[3]}"
             if parts[2] in heads:
                 values = _rotary_halves(values, heads[parts[2]])
         else:
-            name = _TOP[tensor.name]
+            name = _TOP[source_name]
         tensors[name] = as_bf16(values) if dtype == "bf16" else values.astype(dtype)
     if n_shards == 1:
         write_safetensors(folder / "model.safetensors", tensors)

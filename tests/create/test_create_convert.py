@@ -11,9 +11,12 @@ import gguf
 import numpy as np
 import pytest
 from create_steps import greedy, make, refusal, row, upload
+from gguf_files import tensors_of
 from hugging_face import Random, as_bf16, write_bert, write_llama, write_safetensors
 from live import Daemon
 
+from localrun.runner.convert.convert import convert
+from localrun.runner.jobs import Refused, Report
 from modelstore.gguf import read_header
 
 Json = dict[str, Any]
@@ -35,10 +38,6 @@ def blob_of(daemon: Daemon, model: str) -> Path:
     modelfile = daemon.json("POST", "/api/show", {"model": model})["modelfile"]
     line = next(line for line in modelfile.splitlines() if line.startswith("FROM "))
     return Path(line.removeprefix("FROM "))
-
-
-def tensors_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    return {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
 
 
 def test_a_real_model_comes_back_as_it_was(
@@ -80,13 +79,13 @@ def test_a_real_model_comes_back_as_it_was(
     assert chat == daemon.chat("f16", "Hi", temperature=0, num_predict=8)["message"]["content"]
 
 
-def test_a_folder_is_converted_and_quantized_at_once(
-    daemon: Daemon, smollm2_f16: Path, tmp_path: Path
-) -> None:
-    write_llama(smollm2_f16, tmp_path, dtype="bf16")
+def test_a_folder_is_converted_and_quantized_at_once(daemon: Daemon, tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path)
+    write_tokenizer(tmp_path, byte_level())
     make(daemon, "small", path=str(tmp_path), quantize="q8_0")
     assert row(daemon, "small")["details"]["quantization_level"] == "Q8_0"
-    assert greedy(daemon, "small")
+    header = read_header(blob_of(daemon, "small"))
+    assert {tensor.type_name for tensor in header.tensors} == {"F32", "Q8_0"}
     blobs = daemon.log_path.parent / "models" / "blobs"
     assert [path.name for path in blobs.iterdir() if path.name.startswith(".")] == []
 
@@ -362,7 +361,31 @@ def test_values_of_all_three_types_arrive(daemon: Daemon, tmp_path: Path) -> Non
     assert np.allclose(found["output_norm.weight"], norm, rtol=1e-2, atol=1e-3)
 
 
-# ---- refused
+# ---- refused: the job's own words, which the daemon passes on
+
+
+class Silent(Report):
+    """Hears nothing, and leaves the process's output alone."""
+
+    def __init__(self) -> None:
+        return
+
+    def progress(self, status: str, completed: int, total: int) -> None:
+        return
+
+
+def problem_of(folder: Path, target: Path) -> str:
+    """Why a folder is not converted; nothing was written then."""
+    with pytest.raises(Refused) as caught:
+        convert(str(folder), str(target), Silent())
+    assert not target.exists()
+    return str(caught.value)
+
+
+def test_the_daemon_says_what_the_job_refused(daemon: Daemon, tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path, architectures=["GPT2LMHeadModel"])
+    error = refusal(daemon, path=str(tmp_path))
+    assert error == problem_of(tmp_path, tmp_path / "out")
 
 
 def entry(dtype: str = "F32", shape: Any = (2, 2), offsets: Any = (0, 16)) -> Json:
@@ -398,12 +421,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("fault", HOSTILE)
-def test_a_damaged_file_is_refused(daemon: Daemon, tmp_path: Path, fault: str) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, fault: str) -> None:
     data, words = HOSTILE[fault]
     write_tiny_llama(tmp_path)
     write_tokenizer(tmp_path, byte_level())
     (tmp_path / "model.safetensors").write_bytes(data)
-    error = refusal(daemon, path=str(tmp_path))
+    error = problem_of(tmp_path, tmp_path / "out")
     assert words in error
     assert str(tmp_path) not in error
 
@@ -425,12 +448,10 @@ def test_a_damaged_file_is_refused(daemon: Daemon, tmp_path: Path, fault: str) -
         ({"max_position_embeddings": None}, "has no `max_position_embeddings`"),
     ],
 )
-def test_what_is_not_supported_is_said(
-    daemon: Daemon, tmp_path: Path, config: Json, words: str
-) -> None:
+def test_what_is_not_supported_is_said(tmp_path: Path, config: Json, words: str) -> None:
     write_tiny_llama(tmp_path, **config)
     write_tokenizer(tmp_path, byte_level())
-    assert words in refusal(daemon, path=str(tmp_path))
+    assert words in problem_of(tmp_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -447,14 +468,14 @@ def test_what_is_not_supported_is_said(
     ],
 )
 def test_tokenizers_that_are_not_understood_are_refused(
-    daemon: Daemon, tmp_path: Path, tokenizer: Json | str | None, words: str
+    tmp_path: Path, tokenizer: Json | str | None, words: str
 ) -> None:
     write_tiny_llama(tmp_path)
     if isinstance(tokenizer, str):
         (tmp_path / "tokenizer.json").write_text(tokenizer)
     elif tokenizer is not None:
         write_tokenizer(tmp_path, tokenizer)
-    assert words in refusal(daemon, path=str(tmp_path))
+    assert words in problem_of(tmp_path, tmp_path / "out")
 
 
 def test_folders_that_are_not_whole_are_refused(daemon: Daemon, tmp_path: Path) -> None:
