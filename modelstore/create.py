@@ -175,7 +175,7 @@ def _start(
     store: Store, request: CreateRequest, maker: WeightsMaker, fetch: Fetch | None
 ) -> Generator[Progress, None, _Draft]:
     if request.from_:
-        return (yield from _from_model(store, request.from_, maker, fetch))
+        return (yield from _from_model(store, request, maker, fetch))
     if request.path is not None:
         source = source_of_path(request.path)
     elif request.files is not None:
@@ -191,8 +191,10 @@ def _start(
 
 
 def _from_model(
-    store: Store, name: str | ModelName, maker: WeightsMaker, fetch: Fetch | None
+    store: Store, request: CreateRequest, maker: WeightsMaker, fetch: Fetch | None
 ) -> Generator[Progress, None, _Draft]:
+    name = request.from_
+    assert name is not None
     try:
         base = store.resolve(name)
     except ModelNotFound:
@@ -206,7 +208,7 @@ def _from_model(
         for layer in base.manifest.layers
     ]
     draft = _Draft(base.config, layers, parameters=dict(base.parameters))
-    if base.model_paths:
+    if base.model_paths and request.adapters:
         draft.header = read_model_header(base.model_paths)
     if maker.quantize is not None:
         yield from _requantize(draft, base, maker)

@@ -83,11 +83,11 @@ def _follow(
     reader.start()
     last: Progress | None = None
     while True:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
         try:
             data = lines.get(timeout=_REPEAT_S)
         except queue.Empty:
-            if time.monotonic() > deadline_s:
-                raise TimeoutError from None
             if last is not None:
                 yield last
             continue

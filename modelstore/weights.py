@@ -14,7 +14,14 @@ from pathlib import Path, PurePosixPath
 
 from modelstore.blobs import Blobs
 from modelstore.digest import Digest
-from modelstore.errors import InvalidCreate, SourceNotAllowed, UnsupportedFormat, shown
+from modelstore.errors import (
+    InvalidCreate,
+    JobFailed,
+    SourceNotAllowed,
+    StoreError,
+    UnsupportedFormat,
+    shown,
+)
 from modelstore.gguf import Header, read_header
 from modelstore.jobs import Command, run_job
 from modelstore.keep import Keep
@@ -173,8 +180,7 @@ class WeightsMaker:
         yield Progress("converting model")
         yield from run_job(self.job, "convert the model", ["convert", str(folder), str(output)])
         yield Progress("verifying conversion")
-        made = Candidate("model.gguf", output, read_header(output), is_temporary=True)
-        candidates = Candidates((made,))
+        candidates = Candidates((_result(output, "convert the model"),))
         self._check_quantize(candidates.header)
         return candidates
 
@@ -193,7 +199,7 @@ class WeightsMaker:
         arguments = ["quantize", str(folder / names[0]), str(output), target]
         for step in run_job(self.job, "quantize the model", arguments, digest=_NO_DIGEST):
             yield Progress(status, step.digest, step.total, step.completed)
-        result = Candidate("model.gguf", output, read_header(output), is_temporary=True)
+        result = _result(output, "quantize the model")
         return ((yield from adopted(self.blobs, self.keep, result, "verifying conversion")),)
 
     def _check_job(self, what: str) -> None:
@@ -207,6 +213,16 @@ def source_type_or_none(header: Header) -> str | None:
         return source_type(header)
     except InvalidCreate:
         return None
+
+
+def _result(path: Path, task: str) -> Candidate:
+    """What a job has written, looked at as if a stranger had. Raises: JobFailed."""
+    if not path.is_file():
+        raise JobFailed(task, "it left no file")
+    try:
+        return Candidate("model.gguf", path, read_header(path), is_temporary=True)
+    except StoreError as error:
+        raise JobFailed(task, str(error)) from error
 
 
 @contextmanager

@@ -20,8 +20,10 @@ def checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters
 
 
-def make(store: Store, name: str = "m", **fields: Any) -> list[Progress]:
-    return list(create(store, CreateRequest(name, **fields), check_parameters=checked))
+def make(
+    store: Store, name: str = "m", *, job: tuple[str, ...] = (), **fields: Any
+) -> list[Progress]:
+    return list(create(store, CreateRequest(name, **fields), check_parameters=checked, job=job))
 
 
 def upload(store: Store, path: Path) -> Digest:

@@ -1,5 +1,7 @@
 """Conversations become prompts: by Jinja, by Go templates, without a template, and cut to fit."""
 
+import resource
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from localrun.core import Message
 from localrun.errors import ContextOverflow, TemplateFailed
 from localrun.runner.prompt.fit import fit
+from localrun.runner.prompt.limits import bounded_memory
 from localrun.runner.prompt.templates import GoTemplate, JinjaTemplate, render_plain
 
 TALK = [
@@ -64,6 +67,26 @@ def test_jinja_offers_what_chat_templates_expect(source: str, expected: str) -> 
 def test_a_template_that_refuses_or_misbehaves_is_an_error_not_a_crash(source: str) -> None:
     with pytest.raises(TemplateFailed):
         jinja(source).render(TALK)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts mapped memory")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**9 }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ 'a'.center(10**9) }}",
+        "{% set ns = namespace(s='ab' * 9000) %}{% for i in range(20) %}"
+        "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    ],
+)
+def test_a_template_gets_no_more_memory_than_it_may_have(source: str) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(MemoryError), bounded_memory(256 << 20):
+        jinja(source).render(TALK)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    with bounded_memory(256 << 20):
+        assert "three" in jinja(CHATML).render(TALK)
 
 
 @pytest.mark.parametrize("make", [jinja, GoTemplate])
