@@ -66,7 +66,7 @@ def run_job(
             raise JobFailed(task, f"no process could be started: {error.strerror}") from error
         with process:
             try:
-                yield from _follow(process, digest, time.monotonic() + limit_s)
+                yield from _follow(process, task, digest, time.monotonic() + limit_s)
             except TimeoutError:
                 raise JobFailed(task, f"no result within {limit_s:g} s") from None
             finally:
@@ -76,20 +76,19 @@ def run_job(
 
 
 def _follow(
-    process: "subprocess.Popen[bytes]", digest: str | None, deadline_s: float
+    process: "subprocess.Popen[bytes]", task: str, digest: str | None, deadline_s: float
 ) -> Generator[Progress, None, None]:
     lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
     reader.start()
-    last: Progress | None = None
+    last = Progress(task, digest)
     while True:
         if time.monotonic() > deadline_s:
             raise TimeoutError
         try:
             data = lines.get(timeout=_REPEAT_S)
         except queue.Empty:
-            if last is not None:
-                yield last
+            yield last
             continue
         if data is None:
             process.wait()

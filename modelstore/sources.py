@@ -33,7 +33,7 @@ _REPORT_EVERY_BYTES = 16 << 20  # often enough for a bar, rare enough to cost no
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One line of a long operation; sizes in bytes."""
+    """One line of a long operation; `total` and `completed` in bytes, or tensors of a job."""
 
     status: str
     digest: str | None = None
@@ -164,7 +164,9 @@ def stored(
         digest, is_new = yield from _link(blobs, candidate.path)
     else:
         digest, is_new = yield from _copy(blobs, candidate.path)
-    noted(keep, digest, is_new=is_new)
+    keep.add(digest)
+    if is_new:
+        keep.made(digest)
     path = blobs.path(digest)
     return replace(candidate, path=path, header=_header(path), digest=digest)
 
@@ -180,15 +182,10 @@ def adopted(
     size_bytes = candidate.header.file_size_bytes
     yield from _paced(status, size_bytes, _hash(candidate.path, hashing))
     digest = hashing.digest
-    noted(keep, digest, is_new=blobs.adopt(candidate.path, digest))
-    return replace(candidate, path=blobs.path(digest), digest=digest, is_temporary=False)
-
-
-def noted(keep: Keep, digest: Digest, *, is_new: bool) -> None:
-    """Holds a blob that has just been stored, and notes whether it was made."""
     keep.add(digest)
-    if is_new:
+    if blobs.adopt(candidate.path, digest):
         keep.made(digest)
+    return replace(candidate, path=blobs.path(digest), digest=digest, is_temporary=False)
 
 
 def layer_of(candidate: Candidate) -> Layer:

@@ -9,7 +9,7 @@ Source: Ollama `server/create.go` (status lines).
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from modelstore.blobs import Blobs
@@ -177,12 +177,13 @@ class WeightsMaker:
         size_bytes = sum(path.stat().st_size for path in source.files.values())
         output = temporary.enter_context(_temporary(self.blobs, size_bytes))
         folder = temporary.enter_context(_linked(source.files))
-        yield Progress("converting model")
-        yield from run_job(self.job, "convert the model", ["convert", str(folder), str(output)])
+        status = "converting model"
+        yield Progress(status)
+        arguments = ["convert", str(folder), str(output)]
+        for step in run_job(self.job, "convert the model", arguments):
+            yield replace(step, status=status)
         yield Progress("verifying conversion")
-        candidates = Candidates((_result(output, "convert the model"),))
-        self._check_quantize(candidates.header)
-        return candidates
+        return Candidates((_result(output, "convert the model"),))
 
     def _quantized(
         self, candidates: Candidates, temporary: ExitStack
@@ -198,7 +199,7 @@ class WeightsMaker:
         yield Progress(status, _NO_DIGEST)
         arguments = ["quantize", str(folder / names[0]), str(output), target]
         for step in run_job(self.job, "quantize the model", arguments, digest=_NO_DIGEST):
-            yield Progress(status, step.digest, step.total, step.completed)
+            yield replace(step, status=status)
         result = _result(output, "quantize the model")
         return ((yield from adopted(self.blobs, self.keep, result, "verifying conversion")),)
 

@@ -34,6 +34,18 @@ _SPLITS = {
 }
 
 
+# What the reader of `gguf` comes to when a file holds other values than it expects.
+_DAMAGED = (
+    ValueError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    IndexError,
+    OSError,
+    RecursionError,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Tokens in the order of their ids, and how text is cut into them."""
@@ -58,11 +70,12 @@ class Vocabulary:
             writer.add_token_scores(self.scores)
         if self.adds_space is not None:
             writer.add_add_space_prefix(self.adds_space)
+        read_json(folder / "tokenizer_config.json")
         try:
             special = gguf.SpecialVocab(
                 folder, load_merges=self.model == "gpt2", n_vocab=len(self.tokens)
             )
-        except (ValueError, KeyError, AttributeError, TypeError, IndexError, OSError) as error:
+        except _DAMAGED as error:
             raise Refused("the tokenizer's files are damaged") from error
         special.add_to_gguf(writer, quiet=True)
 
