@@ -31,6 +31,7 @@ from localrun.runner.ggml.params import (
     model_params,
 )
 from localrun.runner.ggml.probe import read_needs, with_adapters
+from localrun.runner.limits import large_allocation
 from localrun.runner.measure import free_ram_bytes
 from localrun.runner.model import Berth, LoadRefused, NoMemory, OnProgress, State
 
@@ -305,7 +306,7 @@ class LlamaModel:
             lib.llama_free(self._ctx)  # first, since both may not fit
             self._ctx = None
         params = context_params(self._spec, shape)
-        with log().reading() as lines:
+        with log().reading() as lines, large_allocation():
             ctx = lib.llama_init_from_model(self._weights, params)
         if not ctx:
             raise NoMemory(
@@ -448,7 +449,8 @@ class LlamaModel:
     def save(self, kv_id: int) -> State:
         """The sequence's KV; see `Model.save`."""
         size = self.state_bytes(kv_id)
-        data = np.empty(size, np.uint8)
+        with large_allocation():
+            data = np.empty(size, np.uint8)
         n = lib.llama_state_seq_get_data(self._ctx, _pointer(data, ctypes.c_uint8), size, kv_id)
         return data.data[: int(n)]
 

@@ -3,13 +3,14 @@
 import resource
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from localrun.core import Message
 from localrun.errors import ContextOverflow, TemplateFailed
+from localrun.runner.limits import bounded_memory, large_allocation
 from localrun.runner.prompt.fit import fit
-from localrun.runner.prompt.limits import bounded_memory
 from localrun.runner.prompt.templates import GoTemplate, JinjaTemplate, render_plain
 
 TALK = [
@@ -87,6 +88,23 @@ def test_a_template_gets_no_more_memory_than_it_may_have(source: str) -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     with bounded_memory(256 << 20):
         assert "three" in jinja(CHATML).render(TALK)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts mapped memory")
+def test_other_threads_get_what_they_need_beside_a_template() -> None:
+    def allocate() -> int:
+        with large_allocation():
+            return len(bytearray(512 << 20))
+
+    with bounded_memory(128 << 20), ThreadPoolExecutor(1) as other:
+        assert other.submit(allocate).result() == 512 << 20
+        with pytest.raises(MemoryError):
+            bytearray(512 << 20)
+        with large_allocation():
+            kept = bytearray(256 << 20)
+        # What was taken is not what the template may have.
+        assert bytearray(32 << 20)
+        assert kept
 
 
 @pytest.mark.parametrize("make", [jinja, GoTemplate])

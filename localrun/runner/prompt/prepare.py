@@ -15,9 +15,9 @@ import msgspec
 from localrun.core import ChatPrompt, Message, RawPrompt
 from localrun.errors import BadRequest, ContextOverflow, LocalrunError, TemplateFailed
 from localrun.ipc.messages import Cancel, Rendering, Submit
+from localrun.runner.limits import bounded_memory
 from localrun.runner.model import Vocab
 from localrun.runner.prompt.fit import check_size, fit
-from localrun.runner.prompt.limits import bounded_memory
 from localrun.runner.prompt.templates import JinjaTemplate, go_template, render_plain
 
 

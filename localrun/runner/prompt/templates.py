@@ -4,7 +4,7 @@ A GGUF carries a Jinja template, which runs in Jinja's sandbox with the names th
 `apply_chat_template` offers. A Modelfile's TEMPLATE is Go's text/template with Ollama's data and
 functions, and wins over the GGUF's. A model with neither gets its turns' texts, one per line pair.
 Neither engine has a limit of its own: the daemon ends a runner whose template does not come back,
-and `limits` bounds its memory.
+and `localrun.runner.limits` bounds its memory.
 """
 
 import datetime
