@@ -242,7 +242,7 @@ def _linked(files: Mapping[str, Path]) -> Iterator[Path]:
 
     Raises: SourceNotAllowed for names that cannot stand in one folder.
     """
-    with tempfile.TemporaryDirectory(prefix="localrun-") as text:
+    with tempfile.TemporaryDirectory(prefix="modelstore-") as text:
         folder = Path(text)
         for name, path in files.items():
             link = folder / name

@@ -4,6 +4,7 @@ Reads the store and headers of GGUF files, so it runs in threads and is safe to 
 What a model can do is remembered by the digest of its manifest: a header takes some milliseconds.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from localrun.wire.native_models import (
     InstalledModel,
     Kv,
     RunningModel,
+    ShowModel,
     Slots,
 )
 from localrun.wire.timestamps import expiry
@@ -66,16 +68,22 @@ class Describer:
         latest_first = sorted(residents, key=lambda one: one.expires_at_s, reverse=True)
         return [self._row(resident, now_s) for resident in latest_first]
 
-    def describe(self, name: str, *, verbose: bool, titled: bool) -> Description:
+    def describe(self, wanted: ShowModel, *, titled: bool) -> Description:
         """The long description; `titled` puts the name among the values of the header.
 
         Raises InvalidName, ModelNotFound, CorruptManifest, BlobNotFound.
         """
-        record = self._store.resolve(name)
+        verbose = wanted.verbose
+        record = self._store.resolve(wanted.model)
+        record = dataclasses.replace(
+            record,
+            system=wanted.system or record.system,
+            parameters={**record.parameters, **wanted.options},
+        )
         files = _Headers.of(record, arrays=verbose)
         info = show.model_info(files.model, verbose=verbose) if files.model else {}
         if titled:
-            info["general.basename"] = name
+            info["general.basename"] = wanted.model
         projector = show.model_info(files.projector, verbose=verbose) if files.projector else UNSET
         jinja = files.model.chat_template if files.model else None
         return Description(

@@ -37,6 +37,8 @@ def quantize(source: str, target: str, name: str, report: Report) -> None:
     """
     params = lib.llama_model_quantize_default_params()
     params.ftype = FILE_TYPES[name]
+    # A failed assertion would start a debugger, which takes seconds and buries the assertion.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     log = _Log(report)
     lib.llama_log_set(log.callback, ctypes.c_void_p(0))
     lib.llama_backend_init()

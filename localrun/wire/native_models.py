@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from localrun.errors import BadRequest
+from localrun.options import check_options
 from localrun.wire.bodies import decode, required_model
 
 _encode = msgspec.json.Encoder().encode
@@ -26,6 +27,8 @@ class _Named(msgspec.Struct, kw_only=True):
 
 class _Show(_Named, kw_only=True):
     verbose: bool | None = None
+    system: str | None = None
+    options: dict[str, Any] | None = None
 
 
 class _Copy(msgspec.Struct):
@@ -94,10 +97,21 @@ def decode_delete(body: bytes) -> str:
     return required_model(wire.model or wire.name)
 
 
-def decode_show(body: bytes) -> tuple[str, bool]:
-    """(name, verbose) of a request to show. Raises BadRequest."""
+class ShowModel(msgspec.Struct, frozen=True):
+    """A request to show a model, as it would be with another system text and further options."""
+
+    model: str
+    verbose: bool = False
+    system: str = ""
+    options: dict[str, Any] = {}
+
+
+def decode_show(body: bytes) -> ShowModel:
+    """The request of POST /api/show. Raises BadRequest."""
     wire = decode(_SHOW, body)
-    return required_model(wire.model or wire.name), wire.verbose is True
+    options, _unknown = check_options(wire.options or {})
+    model = required_model(wire.model or wire.name)
+    return ShowModel(model, wire.verbose is True, wire.system or "", options)
 
 
 def decode_copy(body: bytes) -> tuple[str, str]:

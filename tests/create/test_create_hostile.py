@@ -1,7 +1,4 @@
-"""Files that are broken or mean harm: one sentence says so, and nobody else notices.
-
-The numbers of the cases are those of the collection of bugs that people met in other servers.
-"""
+"""Files that are broken or mean harm: one sentence says so, and nobody else notices."""
 
 import json
 from collections.abc import Iterator
@@ -44,7 +41,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         daemon.kill()
 
 
-# ---- GGUF-05: no tokenizer, an unknown architecture, a part of a model
+# ---- no tokenizer, an unknown architecture, a part of a model
 
 
 def write_without(tmp_path: Path, name: str) -> Path:
@@ -93,7 +90,7 @@ def test_a_part_of_a_model_is_no_model(daemon: Daemon, tmp_path: Path, kind: str
     assert "exactly one" in refusal(daemon, files={"part.gguf": upload(daemon, path)})
 
 
-# ---- GGUF-09: the alignment
+# ---- the alignment
 
 
 @pytest.mark.parametrize(
@@ -119,7 +116,7 @@ def test_an_impossible_alignment_is_refused(
         assert "`general.alignment`" in error
 
 
-# ---- GGUF-01, GGUF-02: put into the store behind the daemon's back
+# ---- put into the store behind the daemon's back
 
 
 def overwrite_weights(daemon: Daemon, model: str, data: bytes) -> None:
@@ -154,7 +151,7 @@ def test_a_blob_that_lies_is_refused_before_a_runner_sees_it(
     assert daemon.chat("good", "hi")["message"]["content"] == "hi"
 
 
-# ---- GGUF-07: templates that reach for more than text
+# ---- templates that reach for more than text
 
 _CLASSES = "''.__class__.__mro__[1].__subclasses__()"
 _RUN = "__import__('os').system('touch {marker}')"

@@ -81,7 +81,7 @@ def test_a_template_that_never_compiles_is_refused_and_holds_up_nobody(daemon: D
     assert daemon.chat("base", "hi")["message"]["content"] == "hi"
 
 
-# Bug case: numbers sent as text were fatal for ever in a created model.
+# Settings pages and variables hold text only.
 LOSSLESS = {"num_ctx": "2048", "temperature": "0.3", "stop": "x", "top_k": 40.0, "seed": 1.0}
 
 
@@ -233,6 +233,19 @@ def test_the_shown_modelfile_of_one_file_uses_the_blob_that_is_there(
     cli(daemon, "create", "second", "-f", "-", stdin=shown)
     assert layers_of(daemon, "second") == layers_of(daemon, "first")
     assert daemon.chat("second", "hi")["message"]["content"] == "ok"
+
+
+def test_a_model_is_shown_as_it_would_be_with_other_texts(daemon: Daemon) -> None:
+    make(daemon, "plain", **{"from": "base"}, system="Be kind.", parameters={"top_k": 3})
+    body = {"model": "plain", "system": "Be brief.", "options": {"top_k": "5", "seed": 1, "x": 1}}
+    shown = daemon.json("POST", "/api/show", body)
+    assert shown["system"] == "Be brief."
+    assert shown["parameters"].split() == ["seed", "1", "top_k", "5"]
+    assert "SYSTEM Be brief." in shown["modelfile"]
+    assert "PARAMETER top_k 5" in shown["modelfile"]
+    assert daemon.json("POST", "/api/show", {"model": "plain"})["system"] == "Be kind."
+    body["options"] = {"top_k": "many"}
+    assert "top_k" in daemon.json("POST", "/api/show", body, status=400)["error"]
 
 
 def test_every_part_of_a_model_can_be_shown_alone(daemon: Daemon) -> None:

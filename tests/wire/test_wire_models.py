@@ -11,6 +11,7 @@ from localrun.wire.native_models import (
     Description,
     Details,
     InstalledModel,
+    ShowModel,
     decode_copy,
     decode_create,
     decode_delete,
@@ -30,7 +31,7 @@ def body(**fields):
 @pytest.mark.parametrize("fields", [{"model": "m"}, {"name": "m"}, {"model": "m", "name": "x"}])
 def test_the_old_spelling_of_model_counts(fields):
     assert decode_delete(body(**fields)) == "m"
-    assert decode_show(body(**fields)) == ("m", False)
+    assert decode_show(body(**fields)) == ShowModel("m")
     assert decode_create(body(**fields)).model == "m"
 
 
@@ -41,7 +42,7 @@ def test_a_model_is_required(decode):
 
 
 def test_show_and_copy():
-    assert decode_show(body(model="m", verbose=True)) == ("m", True)
+    assert decode_show(body(model="m", verbose=True)) == ShowModel("m", True)
     assert decode_copy(body(source="a", destination="b")) == ("a", "b")
     assert decode_copy(b"{}") == ("", "")
 
