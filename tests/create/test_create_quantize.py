@@ -148,7 +148,8 @@ def test_a_job_ends_with_its_daemon(smollm2_f16: Path, tmp_path: Path) -> None:
     daemon = Daemon({"MODELS": tmp_path / "models"}, tmp_path / "daemon.log").wait_ready()
     try:
         body = {"model": "m", "path": str(smollm2_f16), "quantize": "Q4_K_M"}
-        for line in daemon.stream("/api/create", body):
+        lines = daemon.stream("/api/create", body)  # held: a client that leaves ends the job too
+        for line in lines:
             if line.get("completed"):
                 break
         (job,) = jobs_of(daemon)
