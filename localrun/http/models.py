@@ -63,12 +63,10 @@ class ModelsApi:
 
     async def show(self, request: Request) -> Response:
         """Raises BadRequest, InvalidName, ModelNotFound, CorruptManifest, BlobNotFound."""
-        model, verbose = decode_show(await request.body())
+        wanted = decode_show(await request.body())
         # Copilot shows this as the model's title.
         is_copilot = request.headers.get("user-agent", "").startswith("GitHubCopilotChat/")
-        description = await asyncio.to_thread(
-            self._describer.describe, model, verbose=verbose, titled=is_copilot
-        )
+        description = await asyncio.to_thread(self._describer.describe, wanted, titled=is_copilot)
         return _json(encode_description(description))
 
     async def delete(self, request: Request) -> Response:
