@@ -26,6 +26,7 @@ from localrun.core import (
     LoadOptions,
     LoadSpec,
     Message,
+    Overflow,
     Prompt,
     Resident,
     SamplingParams,
@@ -33,6 +34,7 @@ from localrun.core import (
     model_key,
 )
 from localrun.errors import RunnerLost, ShuttingDown, Unsupported
+from localrun.ipc.messages import Submit
 from localrun.memory import Device
 from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
@@ -103,6 +105,7 @@ class ServiceDefaults:
     rpc_servers: tuple[str, ...] = ()
     tpot_target_ms: float | None = None
     deterministic: bool = False
+    cuts_prompts: bool = True
 
 
 async def _no_devices() -> tuple[Device, ...]:
@@ -189,6 +192,7 @@ class InferenceService:
             record.name.display(),
             tuple(_with_model_messages(prompt, call.system, record) for prompt in call.prompts),
             sampling,
+            Overflow(self._defaults.cuts_prompts if call.cuts is None else call.cuts, call.shifts),
             call.template or record.template,
         )
 
@@ -269,6 +273,9 @@ class _Answer:
             await self._attempt()
         except RunnerLost as error:
             await self._try_again(error)
+        except Unsupported as error:
+            # A runner knows what its model lacks, but not how the model is called.
+            raise Unsupported(self._call.model, error.capability) from None
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -308,13 +315,17 @@ class _Answer:
         work, runner = self._work, self._lease.runner
         n_prompt, number = divmod(index, self._call.n_each)
         return runner.submit(
-            work.prompts[n_prompt],
-            sampling_of(work.sampling, number),
-            n_ctx=work.spec.n_ctx,
-            template=work.template,
-            return_context=self._call.return_context,
-            client=self._call.client,
-            scope=self._call.scope,
+            Submit(
+                0,
+                work.prompts[n_prompt],
+                sampling_of(work.sampling, number),
+                work.spec.n_ctx,
+                work.overflow,
+                work.template,
+                self._call.return_context,
+                self._call.client,
+                self._call.scope,
+            )
         )
 
     async def _try_again(self, error: RunnerLost) -> None:
@@ -351,6 +362,7 @@ class _Work:
     model: str
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
+    overflow: Overflow
     template: str | None
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from localrun.core import (
     Done,
     LoadSpec,
+    Overflow,
     Prompt,
     RunnerInfo,
     RunnerStats,
@@ -67,6 +68,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     prompt: Prompt
     sampling: SamplingParams
     n_ctx: int
+    overflow: Overflow = Overflow()
     template: str | None = None
     return_context: bool = False
     client: str = ""

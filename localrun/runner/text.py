@@ -41,6 +41,7 @@ class _Request:
     submit: Submit
     sequence: Sequence
     detokenizer: Detokenizer
+    n_dropped: int = 0
     n_tokens: int = 0
 
 
@@ -118,10 +119,13 @@ class TextThread:
             prepared.tokens,
             submit.sampling,
             submit.n_ctx,
+            shifts=submit.overflow.shifts,
+            n_keep=prepared.n_keep,
             client=submit.client,
             scope=submit.scope,
         )
-        request = _Request(submit, sequence, Detokenizer(submit.sampling.stop))
+        detokenizer = Detokenizer(submit.sampling.stop)
+        request = _Request(submit, sequence, detokenizer, prepared.n_dropped)
         self._items.append(Waiting(submit.id))
         if sequence.n_predict == 0:
             self._finish(request, "length")
@@ -183,13 +187,15 @@ class TextThread:
         usage = Usage(
             prompt_count=n_prompt,
             cached_count=sequence.n_cached,
+            dropped_count=request.n_dropped,
             completion_count=request.n_tokens,
             prompt_ns=sequence.first_token_ns - sequence.admitted_ns,
             completion_ns=sequence.last_token_ns - sequence.first_token_ns,
         )
         context: tuple[int, ...] = ()
         if request.submit.return_context:
-            context = tuple(sequence.tokens[: n_prompt + request.n_tokens])
+            n_read = n_prompt + request.n_tokens - sequence.n_shifted
+            context = tuple(sequence.tokens[:n_read])
         self._items.append(Progressed(request.submit.id, Done(reason, usage, context)))
 
     def _fail(self, request_id: int, error: LocalrunError) -> None:

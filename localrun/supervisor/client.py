@@ -6,15 +6,9 @@ import logging
 import math
 from collections.abc import Callable
 
-from localrun.core import (
-    Done,
-    Event,
-    Prompt,
-    RunnerInfo,
-    RunnerStats,
-    SamplingParams,
-    Verdict,
-)
+import msgspec
+
+from localrun.core import Done, Event, RunnerInfo, RunnerStats, Verdict
 from localrun.errors import (
     BadRequest,
     LocalrunError,
@@ -100,25 +94,13 @@ class RunnerClient:
         """Tells it who else computes; see `Share`."""
         self._connection.send(Share(n_active, siblings))
 
-    def submit(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        n_ctx: int,
-        template: str | None = None,
-        return_context: bool = False,
-        client: str = "",
-        scope: str = "",
-    ) -> RequestStream:
-        """Sends a request; see `Submit`. Raises BadRequest when it is too large to be sent."""
+    def submit(self, request: Submit) -> RequestStream:
+        """Sends a request, under an id of its own. Raises BadRequest when it is too large."""
         stream = RequestStream(next(self._ids), self._forget)
         if self.is_lost:
             stream.fail(RunnerLost("waiting", "it had ended before the request reached it"))
             return stream
-        message = Submit(
-            stream.id, prompt, sampling, n_ctx, template, return_context, client, scope
-        )
+        message = msgspec.structs.replace(request, id=stream.id)
         if not self._streams:
             self._heard_at_s = self._loop.time()
         self._streams[stream.id] = stream

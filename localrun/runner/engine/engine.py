@@ -414,6 +414,9 @@ class Engine:
         self._tokens.append(TokenOut(sequence, None if is_end else token, reason))
         if reason:
             self._finish(sequence)
+        elif sequence.is_window_full:
+            self._cache.shift(sequence)
+            self._meter.count("window_shifts_total")
 
     def _finish(self, sequence: Sequence) -> None:
         self._meter.count("requests_finished_total")

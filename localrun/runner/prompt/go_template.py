@@ -32,10 +32,17 @@ class GoTemplate:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt that ends where the assistant's turn begins. Raises TemplateFailed."""
+        render = self._render_messages if self._takes_messages else self._render_turns
+        return self._guarded(lambda: render(messages))
+
+    def render_fill(self, prefix: str, suffix: str) -> str:
+        """The prompt for what is missing between two texts. Raises TemplateFailed."""
+        data = {"Prompt": prefix, "Suffix": suffix, "Response": _ANSWER}
+        return self._guarded(lambda: self._run(**data)).partition(_ANSWER)[0]
+
+    def _guarded(self, render: Callable[[], str]) -> str:
         try:
-            if self._takes_messages:
-                return self._render_messages(messages)
-            return self._render_turns(messages)
+            return render()
         except (TemplateFailed, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
