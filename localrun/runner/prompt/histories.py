@@ -1,7 +1,8 @@
 """The same conversation in forms that stricter templates take. Pure.
 
 Some templates raise where two turns of one role follow each other, where the assistant begins, at
-a system text or at the result of a tool. Agents make such histories all the time.
+a system text or at the result of a tool. Others leave out what they did not expect, such as a
+second system text. Agents make such histories all the time.
 """
 
 import json
@@ -33,6 +34,28 @@ def forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
         system, *rest = plain
         first = rest[0] if rest else Message("user")
         yield [replace(first, content=_joined(system.content, first.content)), *rest[1:]]
+
+
+def holds_all(rendered: str, messages: Sequence[Message]) -> bool:
+    """Whether the texts are there that no template has a reason to leave out or to change.
+
+    Those are the texts of users and systems, and tools' results that no call asked for. What
+    assistants have thought is left out of later turns on purpose.
+    """
+    at = 0
+    has_call = any(message.tool_calls for message in messages)
+    for message in messages:
+        text = message.content.strip()
+        if message.role == "assistant" or (message.role == "tool" and has_call):
+            continue
+        # Most often in their order; then nothing is searched twice.
+        found = rendered.find(text, at)
+        if found < 0:
+            found = rendered.find(text)
+        if found < 0:
+            return False
+        at = found + len(text)
+    return True
 
 
 def without_prefill(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:

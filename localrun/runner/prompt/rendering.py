@@ -12,7 +12,7 @@ from localrun.core import FillPrompt, Message
 from localrun.errors import TemplateFailed
 from localrun.runner.limits import bounded_memory
 from localrun.runner.model import Vocab
-from localrun.runner.prompt.histories import forms, without_prefill
+from localrun.runner.prompt.histories import forms, holds_all, without_prefill
 from localrun.runner.prompt.spelling import Piece, Spellings
 from localrun.runner.prompt.templates import JinjaTemplate, render_plain
 
@@ -102,12 +102,23 @@ def _bounded(render: Callable[[], str]) -> str:
 
 
 def render_any(messages: Sequence[Message], render: Render) -> str:
-    """The text of the first form of the conversation that the template takes."""
+    """The text of the first form of the conversation that the template takes without a loss.
+
+    Where every form loses something, that is what the template is meant to do: the first it takes
+    counts. Raises TemplateFailed, with what it says of the conversation as it is.
+    """
     refusal: TemplateFailed | None = None
+    accepted: str | None = None
     for form in forms(messages):
         try:
-            return render(form)
+            rendered = render(form)
         except TemplateFailed as error:
             refusal = refusal or error
+            continue
+        if holds_all(rendered, messages):
+            return rendered
+        accepted = rendered if accepted is None else accepted
+    if accepted is not None:
+        return accepted
     assert refusal is not None
     raise refusal
