@@ -49,6 +49,7 @@ from modelstore.gguf import Header, read_model_header
 from modelstore.names import ModelName
 from modelstore.records import Record
 from modelstore.store import Store
+from modelstore.templates import active_template
 
 
 class Answer(Protocol):
@@ -193,7 +194,7 @@ class InferenceService:
             tuple(_with_model_messages(prompt, call.system, record) for prompt in call.prompts),
             sampling,
             Overflow(self._defaults.cuts_prompts if call.cuts is None else call.cuts, call.shifts),
-            call.template or record.template,
+            call.template or active_template(record, header).go,
         )
 
     def _load_spec(

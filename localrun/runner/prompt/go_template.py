@@ -103,10 +103,37 @@ def _day(offset_days: int) -> Callable[..., str]:
     return render
 
 
+_TYPESCRIPT = {
+    "string": "string",
+    "number": "number",
+    "integer": "number",
+    "boolean": "boolean",
+    "array": "any[]",
+    "object": "Record<string, any>",
+    "null": "null",
+}
+
+
+def _typescript(property_: Any) -> str:
+    """The type of a tool's property as TypeScript spells it; `any` for what is none.
+
+    Source: Ollama `api/types.go`, `ToTypeScriptType`.
+    """
+    known = property_ if isinstance(property_, dict) else {}
+    fields = {key.lower(): value for key, value in known.items()}
+    if choices := fields.get("anyof"):
+        return " | ".join(map(_typescript, choices))
+    names = fields.get("type") or ()
+    if isinstance(names, str):
+        names = (names,)
+    return " | ".join(_TYPESCRIPT.get(name, "any") for name in names) or "any"
+
+
 _GO_FUNCTIONS: dict[str, Callable[..., object]] = {
     "json": lambda value: json.dumps(value, ensure_ascii=False),
     "currentDate": _day(0),
     "yesterdayDate": _day(-1),
+    "toTypeScriptType": _typescript,
 }
 
 
