@@ -21,7 +21,7 @@ from localrun.core import LoadSpec, RunnerInfo, SamplingParams
 from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import CPU, Fit, Need, Plan, Split
 from localrun.runner.engine.layout import ModelFacts, Shape
-from localrun.runner.model import LoadRefused, Model, OnProgress, State
+from localrun.runner.model import Likelihoods, LoadRefused, Model, OnProgress, State, Wanted
 
 SCRIPT_KEY = "localrun.script"
 
@@ -43,6 +43,8 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`. A context has
     `n_cells_lost` fewer cells than was asked for. `needs_bytes` is what the model says that it
     takes (None the size of its file), `machine_bytes` what there is of memory for all models.
+    `logprobs` are those of the pieces, 0 where there is none; the likeliest tokens besides are
+    the pieces that follow, each e times less likely than the one before.
     """
 
     pieces: tuple[bytes, ...] = ()
@@ -63,6 +65,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     n_cells_lost: int = 0
     needs_bytes: int | None = None
     machine_bytes: int = 1 << 40
+    logprobs: tuple[float, ...] = ()
 
 
 class FakeVocab:
@@ -95,6 +98,11 @@ class FakeVocab:
         if token >= _ECHO:
             return bytes((token - _ECHO,))
         return self._script.pieces[token - _FIRST_PIECE]
+
+    def token_name(self, token: int) -> bytes:
+        """As `token_bytes`, but END and BOS have names."""
+        names = {_END: self.eos_text, _BOS: self.bos_text}
+        return names[token].encode() if token in names else self.token_bytes(token)
 
     def is_end(self, token: int) -> bool:
         """True for END."""
@@ -252,6 +260,18 @@ class FakeModel:
         if self._script.endless and said:
             return said[index % len(said)]
         return said[index] if index < len(said) else _END
+
+    def likelihoods(self, wanted: Sequence[Wanted]) -> list[Likelihoods]:
+        """As scripted; see `Script`."""
+        return [self._likelihoods_of(token, n_top) for _, token, n_top in wanted]
+
+    def _likelihoods_of(self, token: int, n_top: int) -> Likelihoods:
+        n, number = len(self._script.pieces), token - _FIRST_PIECE
+        if not 0 <= number < n:
+            return Likelihoods(0.0, ((token, 0.0),)[:n_top])
+        taken = self._script.logprobs[number] if number < len(self._script.logprobs) else 0.0
+        others = (_FIRST_PIECE + (number + i) % n for i in range(min(n_top, n)))
+        return Likelihoods(taken, tuple((other, taken - i) for i, other in enumerate(others)))
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> FakeSampler:
         """A sampler without choices."""

@@ -150,7 +150,7 @@ ROOMS["cli.commands.doctor"] = (*ROOMS["cli"], "localrun.diagnosis", "localrun.s
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "msgspec": ("localrun", "modelstore", "cli"),
     "llama_cpp": ("localrun.runner.llama", "localrun.runner.ggml"),
-    "numpy": ("localrun.runner.llama",),
+    "numpy": ("localrun.runner.llama", "localrun.runner.ggml.logits"),
     "gguf": ("localrun.runner.fake",),
     "jinja2": ("localrun.runner.prompt.templates",),
     "gotpl": ("localrun.runner.prompt.go_template",),
