@@ -5,6 +5,7 @@ Names, types and defaults are Ollama's; the defaults themselves stand on `Sampli
 parameters with it, the CLI uses it for `PARAMETER` lines.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -71,6 +72,27 @@ OPTIONS: dict[str, Option] = {
         Option("logit_bias", "request", "biases", -100, 100),
     )
 }
+
+
+# Options of Ollama and its Modelfiles that change nothing here: those that it has given up itself,
+# and two of its own engine. Published Modelfiles have them.
+IGNORED_OPTIONS = frozenset(
+    {
+        "penalize_newline",
+        "low_vram",
+        "f16_kv",
+        "logits_all",
+        "vocab_only",
+        "use_mlock",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+        "tfs_z",
+        "numa",
+        "num_keep",
+        "draft_num_predict",
+    }
+)
 
 
 def check_option(name: str, value: Any, *, path: str) -> Any:
@@ -153,22 +175,26 @@ def _numbers(option: Option, value: Any, path: str) -> tuple[float, ...] | None:
 _TOKEN_ID = re.compile(r"\d{1,10}", re.ASCII)
 
 
-def _biases(option: Option, value: Any, path: str) -> dict[int, float] | None:
+def _biases(option: Option, value: Any, path: str) -> dict[str, float] | None:
     """Biases by token id, cut to the range; None when it is no map.
 
-    Which ids a model has, its runner knows.
+    A line of a Modelfile holds the map as JSON. The keys stay text, as JSON stores them. Which ids
+    a model has, its runner knows.
     """
+    if isinstance(value, str):
+        with contextlib.suppress(msgspec.DecodeError):
+            value = msgspec.json.decode(value)
     if not isinstance(value, Mapping):
         return None
     if len(value) > _MAX_BIASES:
         raise BadRequest(path, f"holds {len(value)} token ids, more than {_MAX_BIASES}")
-    biases: dict[int, float] = {}
+    biases: dict[str, float] = {}
     for key, bias in value.items():
         if not _TOKEN_ID.fullmatch(str(key)):
             raise BadRequest(path, f'"{str(key)[:40]}" is not a token id')
         if isinstance(bias, bool) or not isinstance(bias, int | float) or bias != bias:
             raise BadRequest(path, f"the bias of token id {key} must be a number")
-        biases[int(key)] = min(max(float(bias), option.low), option.high)
+        biases[str(int(key))] = min(max(float(bias), option.low), option.high)
     return biases
 
 
@@ -216,5 +242,6 @@ def merge(layers: Iterable[Mapping[str, Any]]) -> tuple[LoadOptions, SamplingPar
         by_scope[OPTIONS[name].scope][name] = value
     return (
         msgspec.convert(by_scope["load"], LoadOptions),
-        msgspec.convert(by_scope["request"], SamplingParams),
+        # Ids of tokens are text in JSON.
+        msgspec.convert(by_scope["request"], SamplingParams, str_keys=True),
     )

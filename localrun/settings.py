@@ -72,9 +72,15 @@ class Settings:
 
 
 def models_folder(settings: Settings) -> Path:
-    """Where the model store lies: the setting, else the user's data folder."""
+    """Where the model store lies, absolute: the setting, else the user's data folder.
+
+    Links in the path are left as they are.
+    """
     if settings.models is not None:
-        return settings.models
+        try:
+            return settings.models.expanduser().absolute()
+        except RuntimeError:  # `~somebody` who does not exist is a name like any other
+            return settings.models.absolute()
     # Imported here: the CLI reads settings at every start and rarely needs this.
     import platformdirs
 

@@ -1,8 +1,9 @@
 """The content-addressed half of the store: `blobs/sha256-<hex>`.
 
 Owns how bytes become a blob (temporary file, hash while writing, flush, rename), files that are
-used in place, and removal. A blob is visible only after its hash was right. Knows nothing of
-manifests or formats, so it cannot tell which blobs are still needed.
+used in place, the setting aside of what turned out corrupt, and removal. A blob is visible only
+after its hash was right. Knows nothing of manifests or formats, so it cannot tell which blobs are
+still needed.
 Source: Ollama's `blobs/` folder; the `.in-place` sidecar is an addition of this project.
 """
 
@@ -30,6 +31,10 @@ from modelstore.files import (
     writing,
 )
 from modelstore.in_place import SIDECAR_SUFFIX, as_record, check_link, look
+from modelstore.keep import Ongoing
+
+# Added to the name of a blob that has not the content which the name promises.
+CORRUPT_SUFFIX = "-corrupt"
 
 # Larger pieces let a copying file system share whole extents; a piece is hashed before the next.
 _COPY_BYTES = 8 << 20
@@ -38,8 +43,10 @@ _COPY_BYTES = 8 << 20
 class Blobs:
     """The blobs of one store folder. Safe to share between threads."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, ongoing: Ongoing | None = None) -> None:
+        """`ongoing` is told while a blob is being written."""
         self._folder = root / "blobs"
+        self._ongoing = ongoing or Ongoing()
         self._visible = threading.Lock()  # makes "is it there?" and the rename one step
 
     @property
@@ -100,6 +107,26 @@ class Blobs:
                 writer.write(chunk)
             return writer.commit()
 
+    def temporary(self, needed_bytes: int = 0) -> Path:
+        """A name in this folder for a file that another process will write; see `adopt`.
+
+        It does not exist yet. Raises: DiskFull when `needed_bytes` are not free, StoreNotWritable.
+        """
+        with writing(self._folder, needed_bytes):
+            make_folders(self._folder)
+        free = free_bytes(self._folder)
+        if needed_bytes > free > 0:
+            raise DiskFull(needed_bytes, free)
+        return temp_beside(self._folder / "blob")
+
+    def adopt(self, temp: Path, digest: Digest) -> bool:
+        """Makes a finished file in this folder the blob `digest`, which its content must have.
+
+        True when the blob is new. Raises: DiskFull, StoreNotWritable.
+        """
+        with writing(self._folder):
+            return self.publish(temp, digest)
+
     def link_in_place(
         self,
         path: Path,
@@ -154,6 +181,27 @@ class Blobs:
             self.path(digest).unlink(missing_ok=True)
             self._sidecar(digest).unlink(missing_ok=True)
 
+    def set_aside(self, digest: Digest, looked_at: os.stat_result) -> bool:
+        """Renames a corrupt blob, so that nothing uses it; who has it open keeps it.
+
+        False when the blob is no longer the file that was `looked_at`. Of a file in place the link
+        goes. Raises: StoreNotWritable.
+        """
+        path = self.path(digest)
+        with self._visible, writing(self._folder):
+            try:
+                if not os.path.samestat(path.stat(), looked_at):
+                    return False
+            except OSError:
+                return False
+            if path.is_symlink():
+                path.unlink()
+                self._sidecar(digest).unlink(missing_ok=True)
+            else:
+                path.replace(path.with_name(path.name + CORRUPT_SUFFIX))
+            sync_folder(self._folder)
+            return True
+
     def iterate(self) -> Iterator[Digest]:
         """Yields every blob; temporary, partial and foreign files are passed over."""
         try:
@@ -204,8 +252,13 @@ class BlobWriter:
         self._total_bytes = total_bytes
         self._hash = HashingWriter()
         self._temp = temp_beside(blobs.folder / "blob")
-        with self._writing():
-            self._file = create_file(self._temp)
+        self._token = blobs._ongoing.begin()
+        try:
+            with self._writing():
+                self._file = create_file(self._temp)
+        except BaseException:
+            blobs._ongoing.end(self._token)
+            raise
 
     @property
     def size_bytes(self) -> int:
@@ -242,13 +295,13 @@ class BlobWriter:
             # Flushed before the lock that makes it visible is taken: gigabytes take their time.
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._file.close()
-            return digest, self._blobs.publish(self._temp, digest)
+            is_new = self._blobs.publish(self._temp, digest)
+        self._end()  # not before: a file that is closed counts as abandoned
+        return digest, is_new
 
     def abort(self) -> None:
         """Drops what was written; harmless after `commit`."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+        self._end()
         with contextlib.suppress(OSError):
             self._temp.unlink(missing_ok=True)
 
@@ -262,6 +315,11 @@ class BlobWriter:
         trace: TracebackType | None,
     ) -> None:
         self.abort()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._blobs._ongoing.end(self._token)
 
     def _kernel_copy(self, source: BinaryIO) -> Iterator[int]:
         if sys.platform != "linux" or self.size_bytes:

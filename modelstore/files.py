@@ -1,12 +1,14 @@
 """The few file operations on which the store's promises rest.
 
-Owns write-then-rename (`commit`), folder creation that survives a crash, opening of sources that
-could be anything (a device, a pipe), and the translation of the operating system's errors into the
-store's. Knows nothing of blobs, names or formats.
+Owns write-then-rename (`commit`), temporary files that tell whether their writer lives, folder
+creation that survives a crash, opening of sources that could be anything (a device, a pipe), and
+the translation of the operating system's errors into the store's. Knows nothing of blobs, names or
+formats.
 """
 
 import contextlib
 import errno
+import fcntl
 import getpass
 import os
 import secrets
@@ -28,8 +30,38 @@ def temp_beside(final: Path) -> Path:
 
 
 def create_file(path: Path) -> BinaryIO:
-    """Opens a new file for reading and writing; 0644 less the umask, as Ollama's blobs have."""
-    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w+b")
+    """Opens a new file for reading and writing; 0644 less the umask, as Ollama's blobs have.
+
+    It is locked for as long as it is open, which no crash can outlive: see `is_abandoned`.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        # Waits only while somebody looks whether the file is abandoned.
+        with contextlib.suppress(OSError):  # not every network file system has locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return open(fd, "w+b")
+        os.close(fd)  # it was taken for abandoned before it was locked
+
+
+def is_abandoned(temp: Path, *, remove: bool) -> bool:
+    """Tells whether nobody writes a file of `create_file` any more; then it may go at once.
+
+    False also where that cannot be told. OSError of the removal is the caller's to translate.
+    """
+    try:
+        fd = os.open(temp, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if remove:
+            temp.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def commit(temp: Path, final: Path) -> None:
@@ -54,7 +86,8 @@ def write_atomically(final: Path, data: bytes) -> None:
     try:
         with create_file(temp) as file:
             file.write(data)
-        commit(temp, final)
+            file.flush()
+            commit(temp, final)  # before it is closed: from then on it would count as abandoned
     except BaseException:
         temp.unlink(missing_ok=True)
         raise

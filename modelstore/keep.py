@@ -1,15 +1,53 @@
 """Blobs that must stay although no manifest names them yet.
 
-Owns the count of holders per digest. Whoever makes a model holds its blobs from before it looks
-whether they exist until the manifest is written; a removal in between spares them. Within one
-process; against other processes, `Store.write_manifest` checks again that every blob is there.
+Owns the count of holders per digest, and since when something is under way. Whoever makes a model
+holds its blobs from before it looks whether they exist until the manifest is written; a removal in
+between spares them. Within one process; against other processes, `Store.write_manifest` checks
+again that every blob is there.
 """
 
+import contextlib
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from modelstore.digest import Digest
+
+
+class Ongoing:
+    """When the operations began that bring blobs right now. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began_s: dict[object, float] = {}
+
+    @property
+    def oldest_s(self) -> float | None:
+        """When the one that runs longest began, in seconds of `time.time`; None without any."""
+        with self._lock:
+            return min(self._began_s.values(), default=None)
+
+    def begin(self) -> object:
+        """Notes one more; the token is for `end`."""
+        token = object()
+        with self._lock:
+            self._began_s[token] = time.time()
+        return token
+
+    def end(self, token: object) -> None:
+        """Forgets it. Idempotent."""
+        with self._lock:
+            self._began_s.pop(token, None)
+
+    @contextlib.contextmanager
+    def during(self) -> Iterator[None]:
+        """One that lasts as long as the block."""
+        token = self.begin()
+        try:
+            yield
+        finally:
+            self.end(token)
 
 
 class Pins:
@@ -41,13 +79,14 @@ class Pins:
             self._spared -= due
             return due
 
-    def remove_unless_held(self, digest: Digest, remove: Callable[[Digest], None]) -> None:
+    def remove_unless_held(self, digest: Digest, remove: Callable[[Digest], None]) -> bool:
         """Calls `remove`, or puts it off; a hold comes wholly before or wholly after."""
         with self._lock:
             if digest in self._n_holders:
                 self._spared.add(digest)
-            else:
-                remove(digest)
+                return False
+            remove(digest)
+            return True
 
 
 class Keep:

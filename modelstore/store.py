@@ -3,15 +3,16 @@
 Owns the manifest tree (`manifests/<host>/<namespace>/<model>/<tag>`), the matching of names without
 regard to case, and the decision which blobs are still needed. Reading takes no lock and survives
 any broken file; changes take the inter-process lock and are written through `commit`.
-Source: Ollama's store layout. A folder without our marker is used, but never pruned.
+Source: Ollama's store layout. A folder without our marker is used, but pruned only when asked to.
 """
 
+import builtins
 import contextlib
 import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,12 +22,14 @@ from modelstore.digest import Digest
 from modelstore.errors import (
     BlobNotFound,
     CorruptManifest,
+    DownloadUnderway,
     ModelNotFound,
     StoreError,
     StoreNotWritable,
 )
 from modelstore.files import current_user, make_folders, sync_folder, write_atomically, writing
-from modelstore.keep import Keep, Pins
+from modelstore.inventory import Piece, is_for, pieces
+from modelstore.keep import Keep, Ongoing, Pins
 from modelstore.locks import StoreLock
 from modelstore.manifest import (
     Manifest,
@@ -35,7 +38,15 @@ from modelstore.manifest import (
     encode_manifest,
 )
 from modelstore.names import ModelName
-from modelstore.pruning import PruneReport, prune_files
+from modelstore.pruning import (
+    AT_START,
+    OLLAMA_AGE_S,
+    InUse,
+    PruneReport,
+    PruneRules,
+    prune_files,
+    remove_partial,
+)
 from modelstore.records import TEXT_LIMIT_BYTES, Listing, Record, build_listing, build_record
 from modelstore.tree import (
     find_manifest,
@@ -60,6 +71,19 @@ class _Entry:
     listing: Listing
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Every manifest of a store. `unreadable` says of each other one what is wrong with it."""
+
+    manifests: dict[ModelName, Manifest]
+    unreadable: dict[str, str]
+
+    @property
+    def needed(self) -> frozenset[Digest]:
+        """Every blob that some manifest names."""
+        return frozenset().union(*(one.digests for one in self.manifests.values()))
+
+
 class Store:
     """One store folder. Safe to share between threads; several processes may use it at once.
 
@@ -72,7 +96,8 @@ class Store:
         Raises: StoreNotWritable when the folder does not exist and cannot be made.
         """
         self.root = root
-        self.blobs = Blobs(root)
+        self._ongoing = Ongoing()
+        self.blobs = Blobs(root, self._ongoing)
         self._manifests = root / "manifests"
         self._lock = StoreLock(root)
         self._pins = Pins()
@@ -121,6 +146,13 @@ class Store:
         """Tells whether a manifest, good or broken, has this name. Raises: InvalidName."""
         return find_manifest(self._manifests, _parsed(name)) is not None
 
+    def manifest_bytes(self, name: str | ModelName) -> bytes:
+        """The manifest exactly as it is on disk.
+
+        Raises: InvalidName, ModelNotFound, CorruptManifest.
+        """
+        return read_manifest(*self._find(name))
+
     def check_files(self, record: Record) -> None:
         """Checks that the files which the engine will open are there and unchanged.
 
@@ -138,7 +170,8 @@ class Store:
         """
         keep = Keep(self._pins)
         try:
-            yield keep
+            with self._ongoing.during():
+                yield keep
         finally:
             due = keep.end()
             try:
@@ -192,12 +225,23 @@ class Store:
     def delete(self, name: str | ModelName) -> ModelName:
         """Removes a model, broken or not, and the blobs that no other model needs.
 
-        Returns the name that was removed, as it was spelled on disk.
+        Its partial downloads go too; a model may consist of nothing else. Returns the name that was
+        removed, as it was spelled on disk.
         Raises: InvalidName, ModelNotFound, CorruptManifest (a folder in its place is not empty),
-        StoreBusy, StoreNotWritable.
+        DownloadUnderway, StoreBusy, StoreNotWritable.
         """
         with self._lock.held():
-            found, path = self._find(name)
+            wanted = _parsed(name)
+            partials = [piece for piece in self.pieces() if is_for(piece, wanted)]
+            found = find_manifest(self._manifests, wanted)
+            if found is None and not partials:
+                raise ModelNotFound(wanted.display())
+            are_gone = [remove_partial(self.blobs, piece) for piece in partials]
+            if found is None:
+                if not all(are_gone):
+                    raise DownloadUnderway(wanted.display())
+                return wanted
+            path = self._manifests.joinpath(*found.parts)
             needed_before = self._digests_of(found, path)
             with writing(self.root):
                 if path.is_dir():
@@ -209,22 +253,54 @@ class Store:
             self._release(needed_before)
         return found
 
-    def prune(self, *, min_age_s: float = 3600.0) -> PruneReport:
-        """Removes blobs that no manifest needs, and leftovers of broken writes.
+    def prune(self, rules: PruneRules = AT_START) -> PruneReport:
+        """Removes blobs that no manifest needs, and leftovers of what never ended.
 
-        Only what is older than `min_age_s` goes: younger files may belong to a model that is being
-        made. Nothing goes from a folder that is not ours, or while a manifest is unreadable.
+        Nothing goes from a folder that is not ours, unless the rules say so, or while a manifest is
+        unreadable: the blobs that it needs are not known.
         Raises: StoreBusy, StoreNotWritable.
         """
         if not self.is_ours:
-            return PruneReport()
+            if not rules.foreign:
+                return PruneReport(is_refused=True)
+            # Its owner may be at work there, and knows none of our locks.
+            rules = replace(
+                rules,
+                min_age_s=max(rules.min_age_s, OLLAMA_AGE_S),
+                partial_age_s=max(rules.partial_age_s, OLLAMA_AGE_S),
+            )
         with self._lock.held():
-            needed = self._needed_digests()
-            if needed is None:
-                return PruneReport()
+            survey = self.survey()
+            if survey.unreadable:
+                for name, problem in survey.unreadable.items():
+                    _log.warning("nothing is pruned while `%s` is unreadable: %s", name, problem)
+                return PruneReport(unreadable=tuple(sorted(survey.unreadable)))
             with writing(self.root):
-                kept = needed | self._pins.held
-                return prune_files(self.blobs, self._manifests, kept, min_age_s=min_age_s)
+                in_use = InUse(
+                    survey.needed | self._pins.held,
+                    lambda digest: self._pins.remove_unless_held(digest, self.blobs.delete),
+                    lambda: self._ongoing.oldest_s,
+                )
+                return prune_files(self.blobs, self._manifests, in_use, rules)
+
+    def survey(self) -> Survey:
+        """Reads every manifest, and nothing else."""
+        manifests: dict[ModelName, Manifest] = {}
+        problems: dict[str, str] = {}
+        folders: list[str] = []
+        for name, path in walk_manifests(self._manifests, folders):
+            try:
+                manifests[name] = decode_manifest(read_manifest(name, path), name.display())
+            except ModelNotFound:
+                continue
+            except CorruptManifest as error:
+                problems[name.display()] = error.problem
+        problems |= {f"{folder or '.'}/": "the folder cannot be read" for folder in folders}
+        return Survey(manifests, problems)
+
+    def pieces(self) -> builtins.list[Piece]:
+        """What lies here that is no part of any model: partial downloads and other leftovers."""
+        return pieces(self.blobs.folder, self._manifests)
 
     def _open(self) -> None:
         try:
@@ -298,26 +374,15 @@ class Store:
         except StoreError:
             return frozenset()
 
-    def _needed_digests(self) -> set[Digest] | None:
-        """Every digest that some manifest names; None while one of them is unreadable."""
-        needed: set[Digest] = set()
-        for name, path in walk_manifests(self._manifests):
-            try:
-                needed |= decode_manifest(read_manifest(name, path), name.display()).digests
-            except ModelNotFound:
-                continue
-            except CorruptManifest as error:
-                _log.warning("no blob is removed while a manifest is unreadable: %s", error)
-                return None
-        return needed
-
     def _release(self, candidates: frozenset[Digest] | set[Digest]) -> None:
         if not candidates:
             return
-        needed = self._needed_digests()
-        if needed is None:
+        survey = self.survey()
+        if survey.unreadable:
+            named = ", ".join(sorted(survey.unreadable))
+            _log.warning("no blob is removed while a manifest is unreadable: %s", named)
             return
-        for digest in candidates - needed:
+        for digest in candidates - survey.needed:
             self._pins.remove_unless_held(digest, self.blobs.delete)
 
 

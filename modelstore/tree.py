@@ -16,9 +16,14 @@ from modelstore.manifest import MANIFEST_LIMIT_BYTES
 from modelstore.names import PART_NAMES, ModelName, part_problem
 
 
-def walk_manifests(folder: Path) -> Iterator[tuple[ModelName, Path]]:
-    """Yields every entry at tag level whose four parts are legal; order is the file system's."""
-    yield from _walk(os.fspath(folder), ())
+def walk_manifests(
+    folder: Path, unreadable: list[str] | None = None
+) -> Iterator[tuple[ModelName, Path]]:
+    """Yields every entry at tag level whose four parts are legal; order is the file system's.
+
+    Folders that cannot be listed are passed over; their paths below `folder` go to `unreadable`.
+    """
+    yield from _walk(os.fspath(folder), (), [] if unreadable is None else unreadable)
 
 
 def find_manifest(folder: Path, name: ModelName) -> ModelName | None:
@@ -75,9 +80,18 @@ def remove_folder(path: Path, name: ModelName) -> None:
         raise CorruptManifest(name.display(), "a folder with files is in its place") from error
 
 
-def _walk(folder: str, above: tuple[str, ...]) -> Iterator[tuple[ModelName, Path]]:
+def _walk(
+    folder: str, above: tuple[str, ...], unreadable: list[str]
+) -> Iterator[tuple[ModelName, Path]]:
     part_name = PART_NAMES[len(above)]
-    for entry in _entries(folder):
+    try:
+        entries = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:
+        unreadable.append("/".join(above))
+        return
+    for entry in entries:
         if part_problem(part_name, entry, host=above[0] if above else "") is not None:
             continue
         parts = (*above, entry)
@@ -85,7 +99,7 @@ def _walk(folder: str, above: tuple[str, ...]) -> Iterator[tuple[ModelName, Path
         if len(parts) == len(PART_NAMES):
             yield ModelName(*parts), Path(path)
         else:
-            yield from _walk(path, parts)
+            yield from _walk(path, parts, unreadable)
 
 
 def _matches(

@@ -1,9 +1,10 @@
 """What the daemon says about models: rows of lists, and the long description of one.
 
 Reads the store and headers of GGUF files, so it runs in threads and is safe to share between them.
-What a model can do is remembered by the digest of its manifest: a header takes some milliseconds.
+What a model can do is remembered by `abilities`: a header takes some milliseconds.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from localrun.core import Resident, RunnerInfo, RunnerStats
+from localrun.http.abilities import Abilities
 from localrun.memory import CPU
 from localrun.wire.native_models import (
     Description,
@@ -21,19 +23,18 @@ from localrun.wire.native_models import (
     InstalledModel,
     Kv,
     RunningModel,
+    ShowModel,
     Slots,
 )
 from localrun.wire.timestamps import expiry
 from modelstore import show
-from modelstore.cache import LruCache
 from modelstore.errors import StoreError
-from modelstore.gguf import Header, read_header
+from modelstore.gguf import Header, read_model_header
 from modelstore.records import Listing, Record
 from modelstore.store import Store
 
 _log = logging.getLogger(__name__)
 
-_CAPABILITIES_KEPT = 4096
 # What Ollama uses where neither the model nor its file has a template.
 _PLAIN_TEMPLATE = "{{ .Prompt }}"
 
@@ -41,13 +42,13 @@ _PLAIN_TEMPLATE = "{{ .Prompt }}"
 class Describer:
     """Answers from one store. Safe to share between threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, abilities: Abilities) -> None:
         self._store = store
-        self._capabilities: LruCache[list[str]] = LruCache(_CAPABILITIES_KEPT)
+        self._abilities = abilities
 
     def installed(self) -> list[InstalledModel]:
         """A row for every model that can be read, latest change first."""
-        return [
+        rows = [
             InstalledModel(
                 name=listing.name.display(),
                 model=listing.name.display(),
@@ -59,6 +60,8 @@ class Describer:
             )
             for listing in self._store.list()
         ]
+        self._abilities.save()
+        return rows
 
     def running(self, residents: Sequence[Resident]) -> list[RunningModel]:
         """A row for every model in memory, the one that leaves last first."""
@@ -66,16 +69,22 @@ class Describer:
         latest_first = sorted(residents, key=lambda one: one.expires_at_s, reverse=True)
         return [self._row(resident, now_s) for resident in latest_first]
 
-    def describe(self, name: str, *, verbose: bool, titled: bool) -> Description:
+    def describe(self, wanted: ShowModel, *, titled: bool) -> Description:
         """The long description; `titled` puts the name among the values of the header.
 
         Raises InvalidName, ModelNotFound, CorruptManifest, BlobNotFound.
         """
-        record = self._store.resolve(name)
+        verbose = wanted.verbose
+        record = self._store.resolve(wanted.model)
+        record = dataclasses.replace(
+            record,
+            system=wanted.system or record.system,
+            parameters={**record.parameters, **wanted.options},
+        )
         files = _Headers.of(record, arrays=verbose)
         info = show.model_info(files.model, verbose=verbose) if files.model else {}
         if titled:
-            info["general.basename"] = name
+            info["general.basename"] = wanted.model
         projector = show.model_info(files.projector, verbose=verbose) if files.projector else UNSET
         jinja = files.model.chat_template if files.model else None
         return Description(
@@ -124,7 +133,7 @@ class Describer:
             return None
 
     def _capabilities_of(self, listing: Listing) -> list[str]:
-        found = self._capabilities.get(listing.digest)
+        found = self._abilities.get(listing.digest)
         if found is None:
             try:
                 record = self._store.resolve(listing.name)
@@ -133,7 +142,7 @@ class Describer:
             files = _Headers.of(record)
             found = show.capabilities(record, files.model, files.projector)
             if files.model is not None:
-                self._capabilities.put(listing.digest, found)
+                self._abilities.put(listing.digest, found)
         return found
 
 
@@ -147,14 +156,16 @@ class _Headers:
     @staticmethod
     def of(record: Record, *, arrays: bool = False) -> "_Headers":
         projector = next(iter(record.projector_paths), None)
-        return _Headers(_header(record.model_path, arrays), _header(projector, arrays))
+        return _Headers(
+            _header(record.model_paths, arrays), _header((projector,) if projector else (), arrays)
+        )
 
 
-def _header(path: Path | None, arrays: bool) -> Header | None:
-    if path is None:
+def _header(paths: tuple[Path, ...], arrays: bool) -> Header | None:
+    if not paths:
         return None
     try:
-        return read_header(path, arrays=arrays)
+        return read_model_header(paths, arrays=arrays)
     except StoreError as error:
         _log.warning("a model cannot be described in full: %s", error)
         return None

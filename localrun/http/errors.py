@@ -90,10 +90,13 @@ TABLE: dict[type[Exception], Row] = {
     store.InvalidGGUF: Row(400, _BAD, "invalid_gguf"),
     store.ModelfileSyntax: Row(400, _BAD, "modelfile_syntax"),
     store.InvalidCreate: Row(400, _BAD),
+    store.InvalidTemplate: Row(400, _BAD, "invalid_template"),
+    store.JobFailed: Row(500, code="job_failed", from_engine=True),
     store.UnsupportedFormat: Row(400, _BAD, "unsupported_format"),
     store.SourceNotAllowed: Row(403, _BAD, "source_not_allowed"),
     store.ChangedFile: Row(500, code="changed_file"),
     store.StoreBusy: Row(503, code="store_busy"),
+    store.DownloadUnderway: Row(409, _BAD, "download_underway"),
     store.DiskFull: Row(507, code="disk_full"),
     # Its own words name the user; those belong in the log.
     store.StoreNotWritable: Row(

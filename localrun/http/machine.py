@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localrun.diagnosis import Diagnosis
-from localrun.wire.native_models import encode_machine
+from localrun.wire.native_models import encode_struct
 from localrun.wire.streams import JSON_TYPE
 
 Diagnose = Callable[[], Awaitable[Diagnosis]]
@@ -20,4 +20,4 @@ class MachineApi:
 
     async def devices(self, request: Request) -> Response:
         """Devices and their memory now, CPUs, build, folder of the models."""
-        return Response(encode_machine(await self._diagnose()), media_type=JSON_TYPE)
+        return Response(encode_struct(await self._diagnose()), media_type=JSON_TYPE)

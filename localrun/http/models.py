@@ -13,9 +13,11 @@ from starlette.responses import Response
 import localrun
 from localrun import metrics
 from localrun.errors import BadRequest
+from localrun.http.abilities import Abilities
 from localrun.http.describe import Describer
 from localrun.http.errors import as_sent
 from localrun.service import TextService
+from localrun.settings import cache_folder
 from localrun.wire.native_models import (
     decode_copy,
     decode_delete,
@@ -39,7 +41,7 @@ class ModelsApi:
     def __init__(self, service: TextService, store: Store) -> None:
         self._service = service
         self._store = store
-        self._describer = Describer(store)
+        self._describer = Describer(store, Abilities(cache_folder() / "abilities.json"))
 
     async def version(self, request: Request) -> Response:
         """Who answers here."""
@@ -61,12 +63,10 @@ class ModelsApi:
 
     async def show(self, request: Request) -> Response:
         """Raises BadRequest, InvalidName, ModelNotFound, CorruptManifest, BlobNotFound."""
-        model, verbose = decode_show(await request.body())
+        wanted = decode_show(await request.body())
         # Copilot shows this as the model's title.
         is_copilot = request.headers.get("user-agent", "").startswith("GitHubCopilotChat/")
-        description = await asyncio.to_thread(
-            self._describer.describe, model, verbose=verbose, titled=is_copilot
-        )
+        description = await asyncio.to_thread(self._describer.describe, wanted, titled=is_copilot)
         return _json(encode_description(description))
 
     async def delete(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -15,9 +16,12 @@ from localrun.http.errors import error_response, fault_of
 from localrun.http.streaming import READER_STALL_S, ReaderStalled, Sender, while_connected
 from localrun.http.threads import StepsInThread
 from localrun.wire.native import CONTENT_TYPE
-from localrun.wire.native_models import encode_progress
+from localrun.wire.native_models import encode_progress, encode_struct
 from localrun.wire.streams import JSON_TYPE, ndjson
 from modelstore.create import Progress
+
+# A step, or a reply of its own kind that ends the steps.
+Step = Progress | msgspec.Struct
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +34,7 @@ class ProgressResponse:
 
     def __init__(
         self,
-        steps: StepsInThread[Progress],
+        steps: StepsInThread[Step],
         *,
         stream: bool,
         on_end: Callable[[], Awaitable[None]],
@@ -64,7 +68,7 @@ class ProgressResponse:
                 reply = Response(_document(last), media_type=JSON_TYPE)
                 await reply(scope, receive, send)
 
-    async def _forward(self, first: Progress, sender: Sender) -> None:
+    async def _forward(self, first: Step, sender: Sender) -> None:
         try:
             await sender.start(CONTENT_TYPE, {})
             await sender.body(ndjson(_document(first)), is_last=False)
@@ -84,5 +88,7 @@ class ProgressResponse:
         return b""
 
 
-def _document(step: Progress) -> bytes:
+def _document(step: Step) -> bytes:
+    if isinstance(step, msgspec.Struct):
+        return encode_struct(step)
     return encode_progress(step.status, step.digest, step.total, step.completed)

@@ -23,6 +23,8 @@ from localrun.http.native import NativeApi
 from localrun.http.openai import OpenAIApi
 from localrun.http.origins import Origins
 from localrun.http.pull import PullApi
+from localrun.http.push import PushApi
+from localrun.http.storage import StorageApi
 from localrun.loopback import is_loopback
 from localrun.service import TextService
 from localrun.settings import Settings
@@ -56,9 +58,11 @@ def table(
 ) -> list[tuple[str, str, Handler]]:
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
-    models, making = ModelsApi(service, store), CreateApi(service, store)
     machine = MachineApi(diagnose)
     pulling = PullApi(service, store, registries.access, registries.transfers)
+    models, making = ModelsApi(service, store), CreateApi(service, store, pulling.fetch)
+    pushing = PushApi(store, registries.access)
+    storage = StorageApi(service, store, pulling.fetch)
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),
@@ -75,6 +79,10 @@ def table(
         ("HEAD POST", "/api/blobs/{digest}", making.blob),
         ("DELETE", "/api/delete", models.delete),
         ("POST", "/api/copy", models.copy),
+        ("POST", "/api/push", pushing.push),
+        ("GET", "/api/df", storage.df),
+        ("POST", "/api/prune", storage.prune),
+        ("POST", "/api/verify", storage.verify),
         ("GET", "/v1/models", openai.models),
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/v1/chat/completions", openai.chat_completions),

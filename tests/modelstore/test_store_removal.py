@@ -11,6 +11,7 @@ from modelstore.errors import (
     InvalidName,
     ModelNotFound,
 )
+from modelstore.pruning import PruneRules
 from modelstore.store import Store
 from tests.modelstore.store_writer import add, blob, blob_files, names, path_of, referenced
 
@@ -77,7 +78,7 @@ def test_nothing_is_pruned_while_a_manifest_is_broken(store: Store) -> None:
     add(store, "m")
     orphan = blob(store, b"orphan")
     path_of(store, "m", "latest").write_bytes(b"")
-    assert store.prune(min_age_s=0).digests == ()
+    assert store.prune(PruneRules(min_age_s=0)).digests == ()
     assert store.blobs.exists(orphan)
 
 
@@ -100,7 +101,7 @@ def test_blobs_that_are_kept_outlive_a_removal_until_they_are_let_go(store: Stor
         other.add(digest)
         store.delete("m")
         assert blob_files(store) == {digest.file_name}
-        assert store.prune(min_age_s=0).digests == ()
+        assert store.prune(PruneRules(min_age_s=0)).digests == ()
     assert blob_files(store) == set()
 
 

@@ -33,6 +33,7 @@ from modelstore.manifest import (
     encode_manifest,
 )
 from modelstore.names import DEFAULT_HOST
+from modelstore.pruning import PruneRules
 from modelstore.store import MARKER_NAME, Store
 from tests.modelstore.store_writer import (
     CONFIG,
@@ -59,7 +60,7 @@ def test_an_existing_folder_is_used_but_not_marked(tmp_path: Path) -> None:
     add(store, "m")
     assert names(store) == ["m:latest"]
     orphan = blob(store, b"orphan")
-    assert store.prune(min_age_s=0).digests == ()
+    assert store.prune(PruneRules(min_age_s=0)).digests == ()
     assert store.blobs.exists(orphan)
     assert not Store(tmp_path).is_ours
 
@@ -172,7 +173,7 @@ def test_one_broken_manifest_spoils_only_itself(
     assert store.blobs.exists(Digest.of(b"c")), "blobs stay while a manifest is unreadable"
     assert store.delete("c").display() == "c:latest"
     assert names(store) == ["b:latest", "d:latest"]
-    store.prune(min_age_s=0)
+    store.prune(PruneRules(min_age_s=0))
     assert blob_files(store) == referenced(store)
 
 
@@ -237,7 +238,7 @@ def test_stray_files_are_skipped_quietly(store: Store, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         assert names(store) == ["tiny:latest"]
         before = blob_files(store)
-        assert store.prune(min_age_s=0).digests == ()
+        assert store.prune(PruneRules(min_age_s=0)).digests == ()
     assert caplog.text == ""
     assert blob_files(store) == before
     assert (folder / ".DS_Store").exists()

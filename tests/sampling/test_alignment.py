@@ -39,7 +39,8 @@ def play(pieces: list[bytes], stop: tuple[str, ...] = ()) -> list[tuple[str, lis
         ([b"cut ", b"\xf0\x9f"], (), [("cut ", [b"cut "]), ("", []), ("", [])]),
         ([b"cut \xf0", b"\x9f"], (), [("cut ", []), ("", []), ("", [b"cut "])]),
         # Invalid bytes stay what they are.
-        ([b"a", b"\xff", b"b"], (), [("a", [b"a"]), ("\ufffd", [b"\xff"]), ("b", [b"b"]), ("", [])]),
+        ([b"a", b"\xff", b"b"], (),
+         [("a", [b"a"]), ("\ufffd", [b"\xff"]), ("b", [b"b"]), ("", [])]),
         ([b"\xf0\x9f", b"ok"], (), [("", []), ("\ufffdok", [b"\xf0\x9f", b"ok"]), ("", [])]),
         ([b"\xe2", b"\xf0", b"x"], (),
          [("", []), ("\ufffd", [b"\xe2"]), ("\ufffdx", [b"\xf0", b"x"]), ("", [])]),

@@ -1,5 +1,6 @@
 """The four routes of text as one: a request in the words of each, what came back in one form."""
 
+import codecs
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +98,7 @@ class Route:
                 entries = [_entry(entry) for entry in (found or {}).get("content", ())]
             else:
                 text = choice["text"]
-                entries = _old_entries(found, said.text) if found else []
+                entries = _old_entries(found, said.bytes) if found else []
             reason = choice["finish_reason"]
         said.text += text
         said.reason = reason or said.reason
@@ -112,12 +113,15 @@ def _entry(entry: dict[str, Any]) -> Entry:
     return data, entry["logprob"], top
 
 
-def _old_entries(found: dict[str, Any], before: str) -> list[Entry]:
+def _old_entries(found: dict[str, Any], before: bytes) -> list[Entry]:
     tokens, offsets = found["tokens"], found["text_offset"]
     tops = found["top_logprobs"] or [{}] * len(tokens)
     assert len(tokens) == len(offsets) == len(tops) == len(found["token_logprobs"])
-    assert offsets == sorted(offsets)
-    assert not offsets or offsets[0] == len(before)
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    n_chars = len(decode(before))
+    for token, offset in zip(tokens, offsets, strict=True):
+        assert offset == n_chars
+        n_chars += len(decode(_old_bytes(token)))
     return [
         (_old_bytes(token), logprob, [(_old_bytes(name), value) for name, value in top.items()])
         for token, logprob, top in zip(tokens, found["token_logprobs"], tops, strict=True)

@@ -1,0 +1,201 @@
+"""Models are checked against their digests; what is damaged no longer serves until repaired."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modelstore.digest import Digest
+from modelstore.errors import BlobNotFound, ModelNotFound
+from modelstore.names import ModelName
+from modelstore.pruning import PruneRules
+from modelstore.sources import Progress
+from modelstore.store import Store
+from modelstore.verify import Health, verify
+from tests.modelstore.store_writer import CONFIG, add, blob_files, manifest, path_of
+
+WEIGHTS = b"w" * 3_000_000
+BLOB = Digest.of(WEIGHTS)
+
+
+def healths(store: Store, *names: str, **options: object) -> dict[str, Health]:
+    steps = list(verify(store, names, **options))  # type: ignore[arg-type]
+    return {step.model: step for step in steps if isinstance(step, Health)}
+
+
+def kinds(health: Health) -> list[str]:
+    return [problem.kind for problem in health.problems]
+
+
+def test_whole_models_are_well_and_progress_is_by_bytes(store: Store) -> None:
+    add(store, "a", WEIGHTS)
+    add(store, "b", WEIGHTS, system=b"text")
+    steps = list(verify(store))
+    progress = [step for step in steps if isinstance(step, Progress)]
+    counts = [step.completed or 0 for step in progress]
+    assert counts == sorted(counts)
+    assert {step.total for step in progress} == {counts[-1]}
+    assert counts[-1] == len(WEIGHTS) + len(CONFIG) + len(b"text")
+    found = [step for step in steps if isinstance(step, Health)]
+    assert [(one.model, one.is_well) for one in found] == [("a:latest", True), ("b:latest", True)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "word"),
+    [
+        (b"x" + WEIGHTS[1:], "corrupt", "another content"),
+        (WEIGHTS[:-1], "truncated", "has 2999999 of 3000000 bytes"),
+        (WEIGHTS + b"x", "corrupt", "another content"),
+        (b"", "truncated", "has 0 of 3000000 bytes"),
+    ],
+)
+def test_a_damaged_blob_is_named_and_set_aside(
+    store: Store, damage: bytes, kind: str, word: str
+) -> None:
+    add(store, "bad", WEIGHTS)
+    add(store, "good", b"other weights")
+    store.blobs.path(BLOB).write_bytes(damage)
+    found = healths(store)
+    assert found["good:latest"].is_well
+    (problem,) = found["bad:latest"].problems
+    assert (problem.kind, problem.digest) == (kind, BLOB)
+    assert word in problem.text
+    assert "the weights" in problem.text
+    assert not store.blobs.exists(BLOB)
+    assert BLOB.file_name + "-corrupt" in blob_files(store)
+    with pytest.raises(BlobNotFound):
+        store.check_files(store.resolve("bad"))
+    assert kinds(healths(store)["bad:latest"]) == ["missing"]
+    report = store.prune(PruneRules(min_age_s=0))
+    assert [piece.kind for piece in report.gone] == ["corrupt"]
+
+
+def test_who_has_the_file_open_keeps_it(store: Store) -> None:
+    add(store, "m", WEIGHTS)
+    store.blobs.path(BLOB).write_bytes(b"short")
+    with store.blobs.path(BLOB).open("rb") as loaded:
+        assert not healths(store)["m:latest"].is_well
+        assert loaded.read() == b"short"
+
+
+def test_a_model_that_shares_a_damaged_blob_is_damaged_too(store: Store) -> None:
+    add(store, "a", WEIGHTS)
+    add(store, "b", b"more", system=WEIGHTS)
+    store.blobs.path(BLOB).write_bytes(b"x" * 3_000_000)
+    found = healths(store)
+    assert kinds(found["a:latest"]) == kinds(found["b:latest"]) == ["corrupt"]
+
+
+def test_only_the_named_models_are_read(store: Store) -> None:
+    add(store, "a", WEIGHTS)
+    add(store, "B:x", b"other")
+    store.blobs.path(BLOB).write_bytes(b"damaged")
+    assert list(healths(store, "b:X")) == ["B:x"]
+    assert store.blobs.exists(BLOB), "a model that was not asked about is left alone"
+    with pytest.raises(ModelNotFound, match="nosuch"):
+        healths(store, "a", "nosuch")
+
+
+def test_a_file_in_place_is_checked_by_its_record_and_by_its_content(
+    store: Store, tmp_path: Path
+) -> None:
+    outside = tmp_path / "w.gguf"
+    outside.write_bytes(WEIGHTS)
+    described = manifest(store, WEIGHTS)
+    store.blobs.delete(BLOB)
+    store.blobs.link_in_place(outside)
+    store.write_manifest("m", described)
+    assert healths(store)["m:latest"].is_well
+    before = outside.stat()
+    with outside.open("r+b") as file:
+        file.write(b"x")
+    assert kinds(healths(store)["m:latest"]) == ["changed"]
+    os.utime(outside, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a failing disk would
+    assert kinds(healths(store)["m:latest"]) == ["corrupt"]
+    assert outside.stat().st_size == len(WEIGHTS), "the file is not ours to remove"
+    assert not store.blobs.path(BLOB).is_symlink()
+    assert kinds(healths(store)["m:latest"]) == ["missing"]
+
+
+def test_a_broken_manifest_is_reported_beside_the_others(store: Store) -> None:
+    add(store, "good")
+    add(store, "bad")
+    path_of(store, "bad", "latest").write_bytes(b"{")
+    for found in (healths(store), healths(store, "bad", "good")):
+        assert kinds(found["bad:latest"]) == ["manifest"]
+        assert found["good:latest"].is_well
+
+
+def test_a_blob_that_was_replaced_while_it_was_read_stays(store: Store) -> None:
+    add(store, "m", b"x" * (20 << 20))
+    digest = Digest.of(b"x" * (20 << 20))
+    path = store.blobs.path(digest)
+    path.write_bytes(b"y" * (20 << 20))
+    steps = verify(store)
+    next(steps)
+    next(steps)  # in the middle of the damaged file
+    path.unlink()
+    store.blobs.ingest([b"x" * (20 << 20)], digest)
+    assert all(step.is_well for step in steps if isinstance(step, Health))
+    assert store.blobs.exists(digest)
+
+
+def test_a_model_that_is_removed_meanwhile_is_not_damaged(store: Store) -> None:
+    add(store, "a", WEIGHTS)
+    add(store, "b", b"other")
+    steps = verify(store)
+    next(steps)
+    store.delete("a")
+    assert [step.model for step in steps if isinstance(step, Health)] == ["b:latest"]
+
+
+def test_a_repair_pulls_what_is_damaged_and_looks_again(store: Store) -> None:
+    add(store, "bad", WEIGHTS)
+    add(store, "good", b"other")
+    store.blobs.path(BLOB).write_bytes(b"x" * 3_000_000)
+    asked = []
+
+    def fetch(name: ModelName) -> Iterator[Progress]:
+        asked.append(name.display())
+        yield Progress("pulling manifest")
+        store.blobs.ingest([WEIGHTS], BLOB)
+
+    found = healths(store, repair=True, fetch=fetch)
+    assert asked == ["bad:latest"]
+    assert found["bad:latest"].is_repaired
+    assert found["bad:latest"].is_well
+    assert not found["good:latest"].is_repaired
+    assert healths(store)["bad:latest"].is_well
+
+
+def test_a_repair_that_fails_says_why_and_goes_on(store: Store) -> None:
+    for name in ("a", "b"):
+        add(store, name, name.encode())
+        store.blobs.delete(Digest.of(name.encode()))
+
+    def fetch(name: ModelName) -> Iterator[Progress]:
+        if name.model == "a":
+            raise ModelNotFound(name.display())
+        yield Progress("pulling manifest")
+
+    found = healths(store, repair=True, fetch=fetch)
+    assert kinds(found["a:latest"]) == ["missing", "unrepaired"]
+    assert "not found" in found["a:latest"].problems[1].text
+    assert kinds(found["b:latest"]) == ["missing"], "the pull brought nothing"
+    assert kinds(healths(store, "b", repair=True)["b:latest"]) == ["missing", "unrepaired"]
+
+
+def test_a_store_that_cannot_be_written_is_verified_all_the_same(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, "m", WEIGHTS)
+    store.blobs.path(BLOB).write_bytes(b"damaged")
+
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    (problem,) = healths(store)["m:latest"].problems
+    assert "could not be set aside" in problem.text
+    assert store.blobs.path(BLOB).exists()
