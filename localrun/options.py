@@ -182,7 +182,7 @@ def _biases(option: Option, value: Any, path: str) -> dict[str, float] | None:
     a model has, its runner knows.
     """
     if isinstance(value, str):
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
             value = msgspec.json.decode(value)
     if not isinstance(value, Mapping):
         return None

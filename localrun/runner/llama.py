@@ -7,7 +7,6 @@ engine thread. Arrays from `llama_get_logits` die at the next decode.
 """
 
 import ctypes
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -280,7 +280,9 @@ def test_biases_of_a_model_are_those_of_its_requests(
     body = {"model": "cats", "from": MODEL, "parameters": {"logit_bias": {number: 100}}}
     daemon.json("POST", "/api/create", {**body, "stream": False})
     assert daemon.chat("cats", "hi", num_predict=3)["message"]["content"] == " cat cat cat"
-    for wrong in ({number: "100"}, 3):
+    shown = daemon.json("POST", "/api/show", {"model": "cats"})
+    assert f'{{"{number}": 100.0}}' in shown["parameters"]
+    for wrong in ({number: "100"}, 3, "[" * 100_000):
         body["parameters"] = {"logit_bias": wrong}
         error = daemon.json("POST", "/api/create", {**body, "stream": False}, status=400)["error"]
         assert "logit_bias" in error
