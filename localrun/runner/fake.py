@@ -30,6 +30,8 @@ T = TypeVar("T")
 _FIRST_PIECE = 256
 _END = 1_000_000
 _BOS = 1_000_001
+# What llama.cpp returns when a graph could not be computed.
+_FAILED = -3
 # A byte that is said rather than read: where the answer began can be seen from the tokens alone.
 _ECHO = 2_000_000
 
@@ -40,7 +42,8 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     `pieces` are said one a step, then the answer ends, or starts over when `endless`; `echo`
     says the prompt's bytes instead. `load_s` passes in ten reports of progress, or none when
     `load_silent`. `step_s` and `row_s` are seconds per forward and per row of it. The process
-    aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`. A context has
+    aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`; forward number
+    `fail_at_forward` fails and changes nothing. A context has
     `n_cells_lost` fewer cells than was asked for. `needs_bytes` is what the model says that it
     takes (None the size of its file), `machine_bytes` what there is of memory for all models.
     `logprobs` are those of the pieces, 0 where there is none; the likeliest tokens besides are
@@ -56,6 +59,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     step_s: float = 0.0
     row_s: float = 0.0
     crash_at_forward: int = 0
+    fail_at_forward: int = 0
     crash_on: bytes = b""
     crash_on_load: bool = False
     chat_template: str | None = None
@@ -219,6 +223,8 @@ class FakeModel:
             raise ValueError(f"{len(tokens)} rows do not fit a batch of {self.n_batch}")
         self._n_forwards += 1
         time.sleep(self._script.step_s + self._script.row_s * len(tokens))
+        if self._n_forwards == self._script.fail_at_forward:
+            return _FAILED
         if len(tokens) > self.n_free:
             return 1
         for token, position, kv_id in zip(tokens, positions, kv_ids, strict=True):

@@ -334,6 +334,28 @@ def test_a_runner_that_dies_ends_the_stream_with_one_error_and_no_success(
     assert data.count(b'"error"') == 1
 
 
+@each_way
+@each_route
+def test_a_forward_that_fails_ends_its_answer_alone(
+    shared_daemon: Daemon, scripted: Scripted, route: Route, stream: bool
+) -> None:
+    name = f"{route}{stream}".encode()  # a model of its own: only its sixth forward fails
+    model = scripted(pieces=["la "], endless=True, fail_at_forward=6, crash_on=name)
+    body = route.body(model, "hi", stream=stream)
+    status, data = shared_daemon.request("POST", route.path, body)
+    assert status == (200 if stream else 500)
+    assert (data.count(b'"error"'), b"[DONE]" in data, b'"done":true' in data) == (1, False, False)
+    (error,) = raw_errors(route, data)
+    assert "llama_decode gave -3" in error
+    assert route.ask(shared_daemon, model).reason == "length", "the runner lives on"
+
+
+def raw_errors(route: Route, data: bytes) -> list[str]:
+    parts = list(map(json.loads, data.splitlines())) if route.is_native else documents(data)
+    errors = [part["error"] for part in parts if "error" in part]
+    return errors if route.is_native else [error["message"] for error in errors]
+
+
 @each_route
 def test_an_unload_lets_a_stream_end_by_itself(
     shared_daemon: Daemon, scripted: Scripted, route: Route

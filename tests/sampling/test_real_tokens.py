@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from live import Daemon
+from live import Daemon, wait_until
 from text_routes import ROUTES, Route
 
 from localrun.core import LoadSpec, SamplingParams
@@ -132,7 +133,7 @@ def test_who_had_to_yield_has_each_token_once(model: LlamaModel) -> None:
     # The pool holds less than what the four need in the end.
     bench = Bench(model, kv_layout="unified", kv_pool=128)
     asking = [
-        bench.submit(f"{n}: {prompt}", top_logprobs=1, num_predict=60)
+        bench.submit(f"{n}: {prompt}", top_logprobs=1, num_predict=70)
         for n, prompt in enumerate((*PROMPTS, *PROMPTS[:1]))
     ]
     bench.finish()
@@ -269,6 +270,43 @@ def test_a_seed_gives_one_text_with_and_without_logprobs(
     assert len(texts) == 1
     other = route.ask(smollm2_daemon, MODEL, "Tell me a story.", **(wishes | {"seed": 8}))
     assert other.text not in texts
+
+
+def test_a_seed_gives_one_text_after_other_work_and_after_another_load(
+    smollm2_daemon: Daemon,
+) -> None:
+    def ask() -> list[str]:
+        wishes = {"seed": 7, "num_predict": 12}
+        return [
+            route.ask(smollm2_daemon, MODEL, "Tell me a story.", temperature=heat, **wishes).text
+            for route in ROUTES
+            for heat in (0, 0.8)
+        ]
+
+    texts = ask()
+    ROUTES[0].ask(smollm2_daemon, MODEL, "Tell me about the sea.", num_predict=4)
+    assert ask() == texts
+    smollm2_daemon.json("POST", "/api/generate", {"model": MODEL, "keep_alive": 0})
+    wait_until(lambda: not smollm2_daemon.ps(), "the model to be unloaded")
+    assert ask() == texts
+
+
+def test_strictly_the_same_logprobs_under_any_load(smollm2_daemon: Daemon) -> None:
+    wishes = {"seed": 7, "num_predict": 12, "deterministic": True, "top": 3}
+
+    def ask(route: Route) -> Any:
+        return route.ask(smollm2_daemon, MODEL, "Tell me a story.", **wishes).logprobs
+
+    alone = [ask(route) for route in ROUTES[:2]]
+    with ThreadPoolExecutor() as pool:
+        others = [
+            pool.submit(smollm2_daemon.chat, MODEL, f"Count from {n} to 99.", num_predict=40)
+            for n in range(3)
+        ]
+        beside = [ask(route) for route in ROUTES[:2]]
+        for other in others:
+            other.result()
+    assert beside == alone
 
 
 def test_biases_of_a_model_are_those_of_its_requests(
