@@ -274,7 +274,7 @@ class Usage(Struct, frozen=True):
     total_ns: int = 0
 
 
-class Likelihood(Struct, frozen=True, array_like=True):
+class Likelihood(Struct, frozen=True, array_like=True, gc=False):
     """A token's bytes, and the natural logarithm of its probability."""
 
     data: bytes

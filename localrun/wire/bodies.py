@@ -150,7 +150,7 @@ _MEANINGFUL = frozenset(OPTIONS) | {
     *("options", "keep_alive", "think", "format", "raw", "context", "system", "template"),
     *("max_tokens", "max_completion_tokens", "n", "best_of", "echo", "suffix", "verbosity"),
     *("response_format", "reasoning_effort", "logprobs", "top_logprobs", "tools", "tool_choice"),
-    *("functions", "moderation"),
+    *("functions", "moderation", "audio"),
 }
 
 
