@@ -82,6 +82,8 @@ def test_every_option_is_a_field_with_a_default() -> None:
         ({"seed": None}, {}),
         ({"tensor_split": [3, "1.5"]}, {"tensor_split": (3.0, 1.5)}),
         ({"tensor_split": "3,1"}, {"tensor_split": (3.0, 1.0)}),
+        ({"logit_bias": {"5": 1, 6: -101}}, {"logit_bias": {"5": 1.0, "6": -100.0}}),
+        ({"logit_bias": '{"05": 1e9}'}, {"logit_bias": {"5": 100.0}}),
         ({"tensor_split": 1}, {"tensor_split": (1.0,)}),
         ({"use_mmap": True}, {"use_mmap": True}),
         ({"deterministic": False}, {"deterministic": False}),
