@@ -50,7 +50,10 @@ class SamplingParams(Struct, frozen=True):
     draws one. `num_predict` bounds the completion: -1 and -2 mean until the window is full.
     `num_keep` tokens at the front stay when something has to leave the window, all when negative.
     `deterministic` gives up shared prefixes and shared forwards, so that nothing else on the
-    machine changes a bit of the logits. Defaults are Ollama's.
+    machine changes a bit of the logits. `logit_bias` is added to the logits of single tokens, by
+    id, before all filters: -100 bans a token, 100 leaves no other. `top_logprobs` asks for the
+    log-probability of each token and of so many likeliest ones, None for neither; it changes
+    nothing that is sampled. Defaults are Ollama's.
     """
 
     temperature: float = 0.8
@@ -67,11 +70,13 @@ class SamplingParams(Struct, frozen=True):
     num_keep: int = 4
     stop: tuple[str, ...] = ()
     deterministic: bool = False
+    logit_bias: dict[int, float] = {}
+    top_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:
-        """True when every step takes the likeliest token and no penalty moves the logits."""
-        return self.temperature <= 0 and not self.has_penalties
+        """True when every step takes the likeliest token and nothing moves the logits."""
+        return self.temperature <= 0 and not self.has_penalties and not self.logit_bias
 
     @property
     def starts_fresh(self) -> bool:
@@ -248,6 +253,37 @@ class Overflow(Struct, frozen=True):
     shifts: bool = False
 
 
+class Tokenize(Struct, frozen=True, tag="tokenize"):
+    """The ids of `text`, control tokens recognised; with a BOS in front if the model wants one and
+    it `adds_special`."""
+
+    text: str
+    adds_special: bool = False
+    with_pieces: bool = False
+
+
+class Detokenize(Struct, frozen=True, tag="detokenize"):
+    """The text of tokens, control tokens spelled out."""
+
+    tokens: tuple[int, ...]
+
+
+Question = Tokenize | Detokenize
+
+
+class Tokens(Struct, frozen=True, tag="tokens"):
+    """What came of a `Tokenize`; a piece may be a part of a character."""
+
+    ids: tuple[int, ...]
+    pieces: tuple[bytes, ...] | None = None
+
+
+class Text(Struct, frozen=True, tag="plain_text"):
+    """What came of a `Detokenize`."""
+
+    text: str
+
+
 class Call(Struct, frozen=True):
     """One request for text, whatever dialect it came in.
 
@@ -257,7 +293,7 @@ class Call(Struct, frozen=True):
     loaded model's value. `system` replaces the model's system text, `template` its Go template.
     `cuts` and `shifts` are those of `Overflow`; `cuts` None follows the setting.
     `client` is whom requests are shared out fairly among, an API key or an address; prefixes are
-    shared within a `scope` only.
+    shared within a `scope` only. `top_logprobs` as in `SamplingParams`.
     """
 
     model: str
@@ -273,6 +309,7 @@ class Call(Struct, frozen=True):
     client: str = ""
     scope: str = ""
     n_each: int = 1
+    top_logprobs: int | None = None
 
     @property
     def n_choices(self) -> int:
@@ -296,15 +333,37 @@ class Usage(Struct, frozen=True):
     dropped_count: int = 0
 
 
+class Likelihood(Struct, frozen=True, array_like=True, gc=False):
+    """A token's bytes, and the natural logarithm of its probability."""
+
+    data: bytes
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """A token of the answer; `data` may be part of a character, and `top` are the likeliest.
+
+    The probabilities are the model's own, before temperature, penalties and biases. Of a token
+    that a stop string cuts, `data` is what is before the cut.
+    """
+
+    data: bytes
+    logprob: float
+    top: tuple[Likelihood, ...] = ()
+
+
 class TextDelta(Struct, frozen=True, tag="text", omit_defaults=True):
     """A piece of the answer: whole characters, never part of a stop string.
 
     `index` is the choice that it belongs to, choice j of prompt i being number `i * n_each + j`.
     The daemon counts so; for a runner every choice is a request of its own, with index 0.
+    `logprobs`, if asked for, are the tokens that have become part of the text with this piece;
+    the bytes of them all are those of the whole text. Rarely they come without text, at its end.
     """
 
     text: str
     index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Done(Struct, frozen=True, tag="done"):
@@ -327,6 +386,7 @@ class Choice(Struct, frozen=True):
 
     text: str
     done: Done
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class RunnerInfo(Struct, frozen=True):

@@ -28,8 +28,11 @@ from localrun.core import (
     Message,
     Overflow,
     Prompt,
+    Question,
     Resident,
     SamplingParams,
+    Text,
+    Tokens,
     Usage,
     model_key,
 )
@@ -75,6 +78,13 @@ class TextService(Protocol):
 
         So every error that deserves a status of its own is raised here, before a byte is sent.
         Of a call with more choices than slots this holds for the first ones, one for each slot.
+        Raises errors of `localrun.errors` and `modelstore.errors`.
+        """
+        ...
+
+    async def ask(self, call: Call, question: Question) -> Tokens | Text:
+        """What the vocabulary of the call's model says; loads the model as for a prompt.
+
         Raises errors of `localrun.errors` and `modelstore.errors`.
         """
         ...
@@ -154,6 +164,13 @@ class InferenceService:
             raise
         return answer
 
+    async def ask(self, call: Call, question: Question) -> Tokens | Text:
+        """See `TextService.ask`."""
+        work = await asyncio.to_thread(self._prepare, call, await self._devices())
+        lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
+        with contextlib.closing(lease):
+            return await lease.runner.ask(question)
+
     def resident(self) -> tuple[Resident, ...]:
         """See `TextService.resident`."""
         return self.residency.resident()
@@ -188,6 +205,7 @@ class InferenceService:
         own, _unknown = check_options(record.parameters, path="parameters")
         defaults = {"deterministic": self._defaults.deterministic}
         load_options, sampling = merge([defaults, own, call.options])
+        sampling = msgspec.structs.replace(sampling, top_logprobs=call.top_logprobs)
         return _Work(
             self._load_spec(record, header, load_options, devices),
             record.name.display(),
@@ -276,7 +294,7 @@ class _Answer:
             await self._try_again(error)
         except Unsupported as error:
             # A runner knows what its model lacks, but not how the model is called.
-            raise Unsupported(self._call.model, error.capability) from None
+            raise Unsupported(self._call.model, error.capability, error.path) from None
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

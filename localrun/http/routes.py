@@ -25,6 +25,7 @@ from localrun.http.origins import Origins
 from localrun.http.pull import PullApi
 from localrun.http.push import PushApi
 from localrun.http.storage import StorageApi
+from localrun.http.tokens import TokensApi
 from localrun.loopback import is_loopback
 from localrun.service import TextService
 from localrun.settings import Settings
@@ -58,7 +59,7 @@ def table(
 ) -> list[tuple[str, str, Handler]]:
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
-    machine = MachineApi(diagnose)
+    machine, tokens = MachineApi(diagnose), TokensApi(service)
     pulling = PullApi(service, store, registries.access, registries.transfers)
     models, making = ModelsApi(service, store), CreateApi(service, store, pulling.fetch)
     pushing = PushApi(store, registries.access)
@@ -74,6 +75,8 @@ def table(
         ("POST", "/api/show", models.show),
         ("POST", "/api/generate", native.generate),
         ("POST", "/api/chat", native.chat),
+        ("POST", "/api/tokenize", tokens.tokenize),
+        ("POST", "/api/detokenize", tokens.detokenize),
         ("POST", "/api/create", making.create),
         ("POST", "/api/pull", pulling.pull),
         ("HEAD POST", "/api/blobs/{digest}", making.blob),

@@ -14,10 +14,13 @@ from localrun.core import (
     LoadSpec,
     Overflow,
     Prompt,
+    Question,
     RunnerInfo,
     RunnerStats,
     SamplingParams,
+    Text,
     TextDelta,
+    Tokens,
     Verdict,
 )
 from localrun.memory import Device, Plan, Split
@@ -75,6 +78,13 @@ class Submit(Struct, frozen=True, tag="submit"):
     scope: str = ""
 
 
+class Ask(Struct, frozen=True, tag="ask"):
+    """Something that the vocabulary alone can answer. Answered by `Answered` or `Failed`."""
+
+    id: int
+    question: Question
+
+
 class Cancel(Struct, frozen=True, tag="cancel"):
     """Nobody waits for the request any more; unknown ids are ignored."""
 
@@ -91,7 +101,7 @@ class Share(Struct, frozen=True, tag="share"):
     siblings: tuple[int, ...] = ()
 
 
-ToRunner = ListDevices | MakePlan | Load | Submit | Cancel | Share
+ToRunner = ListDevices | MakePlan | Load | Submit | Ask | Cancel | Share
 
 # ---- read by the daemon
 
@@ -166,6 +176,13 @@ class Progressed(Struct, frozen=True, tag="out"):
     event: TextDelta | Done
 
 
+class Answered(Struct, frozen=True, tag="answered"):
+    """The answer to an `Ask`."""
+
+    id: int
+    reply: Tokens | Text
+
+
 class Failed(Struct, frozen=True, tag="failed"):
     """The request ends with an error of `localrun.errors` (`from_fields`)."""
 
@@ -186,6 +203,7 @@ ToDaemon = (
     | Waiting
     | Admitted
     | Progressed
+    | Answered
     | Failed
 )
 

@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from localrun.core import Done, Event, RunnerInfo, RunnerStats, Verdict
+from localrun.core import (
+    Done,
+    Event,
+    Question,
+    RunnerInfo,
+    RunnerStats,
+    Text,
+    Tokens,
+    Verdict,
+)
 from localrun.errors import (
     BadRequest,
     LocalrunError,
@@ -19,6 +28,8 @@ from localrun.errors import (
 from localrun.ipc.framing import FrameTooLarge
 from localrun.ipc.messages import (
     Admitted,
+    Answered,
+    Ask,
     Cancel,
     DevicesListed,
     Failed,
@@ -69,6 +80,7 @@ class RunnerClient:
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
+        self._answers: dict[int, asyncio.Future[Tokens | Text]] = {}
         self._render_timers: dict[int, asyncio.TimerHandle] = {}
         self._ended_by: LocalrunError | None = None
         self._overdue: int | None = None  # the request whose template ran past its limit
@@ -114,6 +126,23 @@ class RunnerClient:
             raise BadRequest("", f"the request is too large: {error}") from None
         return stream
 
+    async def ask(self, question: Question) -> Tokens | Text:
+        """What the model's vocabulary says. Raises BadRequest, RunnerLost."""
+        if self.is_lost:
+            raise RunnerLost("waiting", "it had ended before the request reached it")
+        request_id = next(self._ids)
+        answer: asyncio.Future[Tokens | Text] = self._loop.create_future()
+        if not self._streams and not self._answers:
+            self._heard_at_s = self._loop.time()
+        self._answers[request_id] = answer
+        try:
+            self._connection.send(Ask(request_id, question))
+            return await answer
+        except FrameTooLarge as error:
+            raise BadRequest("", f"the request is too large: {error}") from None
+        finally:
+            del self._answers[request_id]
+
     def _forget(self, request_id: int) -> None:
         if self._streams.pop(request_id, None) and not self.is_lost:
             self._connection.send(Cancel(request_id))
@@ -153,10 +182,23 @@ class RunnerClient:
                 _log.info("runner %d: its window is %d tokens now", self.pid, info.n_ctx)
             case Tested(verdict=verdict):
                 self._on_tested(verdict)
+            case Answered(id=request_id, reply=reply):
+                self._settle(request_id, reply)
+            case Failed(id=request_id, kind=kind, fields=fields) if request_id in self._answers:
+                self._settle(request_id, from_fields(kind, fields))
             case Progress() | DevicesListed() | Planned() | Loaded() | LoadRefused():
                 _log.error("runner %d sent %s after loading", self.pid, type(item).__name__)
             case _:
                 self._follow(item)
+
+    def _settle(self, request_id: int, reply: Tokens | Text | LocalrunError) -> None:
+        answer = self._answers.get(request_id)
+        if answer is None or answer.done():  # who asked has left
+            return
+        if isinstance(reply, LocalrunError):
+            answer.set_exception(reply)
+        else:
+            answer.set_result(reply)
 
     def _follow(self, item: Rendering | Waiting | Admitted | Failed) -> None:
         # The deadline of a template holds whether or not somebody still waits for its result.
@@ -210,6 +252,8 @@ class RunnerClient:
             else:
                 stream.fail(self._ended_by or RunnerLost(stream.phase, how))
         self._streams.clear()
+        for request_id in self._answers:
+            self._settle(request_id, self._ended_by or RunnerLost("waiting", how))
         self.on_activity()
 
     async def _watch(self) -> None:
@@ -220,7 +264,8 @@ class RunnerClient:
         if self._stall_timeout_s == math.inf:
             return
         while True:
-            silent_s = self._loop.time() - self._heard_at_s if self._streams else 0.0
+            is_asked = bool(self._streams or self._answers)
+            silent_s = self._loop.time() - self._heard_at_s if is_asked else 0.0
             if silent_s >= self._stall_timeout_s:
                 _log.error("runner %d: no sign of life for %g s", self.pid, silent_s)
                 self._process.kill()

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from localrun.core import DetokenizeCall, TokenizeCall
+from localrun.core import Call, Detokenize, Text, Tokenize, Tokens
 from localrun.errors import BadRequest
 from localrun.wire.bodies import checked_options, decode, keep_alive_s, required_model
 from localrun.wire.native import TokenId
 
-# More than any window holds; a runner that tokenizes it prepares nobody else's prompt for a second.
-MAX_CHARS = 4 << 20
+# Far more than windows hold; while a runner is at it, it prepares nobody else's prompt.
+MAX_CHARS = 1 << 20
 MAX_TOKENS = 1 << 20
 
 
@@ -37,44 +37,43 @@ _TOKENIZE = msgspec.json.Decoder(_Tokenize)
 _DETOKENIZE = msgspec.json.Decoder(_Detokenize)
 
 
-def decode_tokenize(body: bytes) -> TokenizeCall:
-    """The request of POST /api/tokenize. Raises BadRequest."""
+def decode_tokenize(body: bytes) -> tuple[Call, Tokenize]:
+    """(what to load, what to do) of POST /api/tokenize. Raises BadRequest."""
     wire = decode(_TOKENIZE, body)
+    call = _call(wire)
     content = wire.content or ""
     if len(content) > MAX_CHARS:
         raise BadRequest("content", f"has {len(content)} characters, more than {MAX_CHARS}")
-    return TokenizeCall(
-        required_model(wire.model),
-        content,
-        adds_special=wire.add_special is True,
-        with_pieces=wire.with_pieces is True,
-        **_load(wire),
-    )
+    return call, Tokenize(content, wire.add_special is True, wire.with_pieces is True)
 
 
-def decode_detokenize(body: bytes) -> DetokenizeCall:
-    """The request of POST /api/detokenize. Raises BadRequest."""
+def decode_detokenize(body: bytes) -> tuple[Call, Detokenize]:
+    """(what to load, what to do) of POST /api/detokenize. Raises BadRequest."""
     wire = decode(_DETOKENIZE, body)
+    call = _call(wire)
     tokens = wire.tokens or ()
     if len(tokens) > MAX_TOKENS:
         raise BadRequest("tokens", f"has {len(tokens)} ids, more than {MAX_TOKENS}")
-    return DetokenizeCall(required_model(wire.model), tokens, **_load(wire))
+    return call, Detokenize(tokens)
 
 
-def _load(wire: _Shared) -> dict[str, Any]:
+def _call(wire: _Shared) -> Call:
     options, _ = checked_options(wire.options)
-    return {"options": options, "keep_alive_s": keep_alive_s(wire.keep_alive)}
+    keep_s = keep_alive_s(wire.keep_alive)
+    return Call(required_model(wire.model), options=options, keep_alive_s=keep_s)
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-def encode_tokens(tokens: tuple[int, ...], pieces: tuple[bytes, ...] | None) -> bytes:
-    """The reply of /api/tokenize. A piece that is no whole text is a list of bytes."""
-    if pieces is None:
-        return _encode({"tokens": tokens})
-    rows = [{"id": id_, "piece": _piece(p)} for id_, p in zip(tokens, pieces, strict=True)]
-    return _encode({"tokens": rows})
+def encode_reply(reply: Tokens | Text) -> bytes:
+    """What came of it. A piece that is no whole text is a list of bytes."""
+    if isinstance(reply, Text):
+        return _encode({"content": reply.text})
+    if reply.pieces is None:
+        return _encode({"tokens": reply.ids})
+    pairs = zip(reply.ids, reply.pieces, strict=True)
+    return _encode({"tokens": [{"id": token, "piece": _piece(piece)} for token, piece in pairs]})
 
 
 def _piece(piece: bytes) -> str | list[int]:
@@ -82,8 +81,3 @@ def _piece(piece: bytes) -> str | list[int]:
         return piece.decode()
     except UnicodeDecodeError:
         return list(piece)
-
-
-def encode_content(content: str) -> bytes:
-    """The reply of /api/detokenize."""
-    return _encode({"content": content})

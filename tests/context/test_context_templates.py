@@ -45,10 +45,10 @@ def dicts_of(turns: Turns) -> list[dict[str, Any]]:
     return [{"role": role, "content": content} for role, content in turns]
 
 
-def rendered(render: Callable[[], str]) -> str | Exception:
+def rendered(render: Callable[..., str], *arguments: Any) -> str | Exception:
     """The text, or what was raised instead."""
     try:
-        return render()
+        return render(*arguments)
     except (TemplateFailed, jinja2.exceptions.TemplateError) as error:
         return error
 
@@ -65,8 +65,8 @@ def test_published_templates_render_as_in_transformers() -> None:
         template = jinja(source)
         for kind, turns in HISTORIES.items():
             where = f"{name}, {kind}"
-            wanted = rendered(lambda: reference(source, dicts_of(turns)))
-            got = rendered(lambda: template.render(messages_of(turns)))
+            wanted = rendered(reference, source, dicts_of(turns))
+            got = rendered(template.render, messages_of(turns))
             if isinstance(wanted, Exception):
                 assert isinstance(got, TemplateFailed), where
                 assert str(wanted) in str(got), where
@@ -81,7 +81,7 @@ def test_published_templates_take_every_history_or_say_why_not() -> None:
         template = jinja(source)
         for kind, turns in (HISTORIES | HARD).items():
             history, prefill = without_prefill(messages_of(turns))
-            text = rendered(lambda: render_any(history, template.render))
+            text = rendered(render_any, history, template.render)
             if isinstance(text, Exception):
                 # It cannot do without what it calls functions.
                 assert "firefunction" in name, (name, kind, text)

@@ -14,7 +14,7 @@ import msgspec
 
 from localrun.core import ChatPrompt, FillPrompt, Message, RawPrompt
 from localrun.errors import BadRequest, ContextOverflow, LocalrunError, Unsupported
-from localrun.ipc.messages import Cancel, Rendering, Submit
+from localrun.ipc.messages import Answered, Ask, Cancel, Rendering, Submit
 from localrun.runner.model import Vocab
 from localrun.runner.prompt.fit import (
     Fitted,
@@ -29,6 +29,7 @@ from localrun.runner.prompt.fit import (
     whole,
     with_last_shortened,
 )
+from localrun.runner.prompt.questions import answer
 from localrun.runner.prompt.rendering import Renderer, fill_template
 
 
@@ -60,7 +61,7 @@ class Settled:
     id: int
 
 
-FromPrompt = Rendering | Prepared | Refused | Settled
+FromPrompt = Rendering | Prepared | Answered | Refused | Settled
 
 
 class PromptThread:
@@ -69,7 +70,7 @@ class PromptThread:
     def __init__(
         self,
         vocab: Vocab,
-        inbox: "SimpleQueue[Submit | Cancel]",
+        inbox: "SimpleQueue[Submit | Ask | Cancel]",
         tell: Callable[[FromPrompt], None],
         window: Callable[[int], int] = lambda n_ctx: n_ctx,
     ) -> None:
@@ -78,7 +79,7 @@ class PromptThread:
         self._inbox = inbox
         self._tell = tell
         self._window = window
-        self._pending: deque[Submit] = deque()
+        self._pending: deque[Submit | Ask] = deque()
         self._renderer = Renderer(vocab)
 
     def run(self) -> None:
@@ -90,27 +91,30 @@ class PromptThread:
         """Looks for what is new, then prepares one request; `block` waits if there is none."""
         self._drain(block=block and not self._pending)
         if self._pending:
-            submit = self._pending.popleft()
+            wanted = self._pending.popleft()
             try:
-                submit = msgspec.structs.replace(submit, n_ctx=self._window(submit.n_ctx))
-                self._tell(self._prepared(submit))
+                if isinstance(wanted, Ask):
+                    self._tell(Answered(wanted.id, answer(wanted.question, self._vocab)))
+                else:
+                    n_ctx = self._window(wanted.n_ctx)
+                    self._tell(self._prepared(msgspec.structs.replace(wanted, n_ctx=n_ctx)))
             except LocalrunError as error:
-                self._tell(Refused(submit.id, error))
+                self._tell(Refused(wanted.id, error))
 
     def _drain(self, *, block: bool) -> None:
         try:
             while True:
                 message = self._inbox.get(block=block)
                 block = False
-                if isinstance(message, Submit):
-                    self._pending.append(message)
-                else:
+                if isinstance(message, Cancel):
                     self._forget(message.id)
+                else:
+                    self._pending.append(message)
         except Empty:
             pass
 
     def _forget(self, request_id: int) -> None:
-        self._pending = deque(s for s in self._pending if s.id != request_id)
+        self._pending = deque(one for one in self._pending if one.id != request_id)
         self._tell(Settled(request_id))
 
     def _prepared(self, submit: Submit) -> Prepared:
@@ -152,7 +156,7 @@ class PromptThread:
             self._tell(Rendering(submit.id))
             return Fitted(self._renderer.filled(prompt, render))
         if self._vocab.fill_tokens is None:
-            raise Unsupported("", "insert")
+            raise Unsupported("", "insert", "suffix")
         before, middle, after = self._vocab.fill_tokens
         start = self._vocab.tokenize("")
         prefix, suffix = (
