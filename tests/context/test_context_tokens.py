@@ -268,6 +268,13 @@ def test_pieces_around_marks_are_plain(rendered: str, expected: list[tuple[str, 
     assert pieces == [Piece(*one) for one in expected]
 
 
+def test_many_near_misses_take_no_time_to_speak_of() -> None:
+    spellings = Spellings(f"<unused{number}>" for number in range(6000))
+    text = "<unused" * 150_000
+    assert spellings.mark(text) == text
+    assert spellings.mark(text + "5999>").count(MARK) == 1
+
+
 def test_a_vocabulary_without_control_tokens_marks_nothing() -> None:
     assert Spellings([]).mark("<s>") == "<s>"
     assert Spellings([]).pieces("<s>") == [Piece("<s>", True)]

@@ -31,11 +31,13 @@ class Spellings:
     """How the control tokens of one vocabulary are spelled. Immutable."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        by_prefix: dict[str, list[str]] = {}
-        for text in sorted(filter(None, set(texts)), key=len, reverse=True):
-            by_prefix.setdefault(text[:_N_PREFIX], []).append(text)
-        self._by_prefix = {prefix: tuple(found) for prefix, found in by_prefix.items()}
-        prefixes = sorted(self._by_prefix, key=len, reverse=True)
+        self._texts = frozenset(filter(None, texts))
+        lengths: dict[str, set[int]] = {}
+        for text in self._texts:
+            lengths.setdefault(text[:_N_PREFIX], set()).add(len(text))
+        # Longest first. Some thousand tokens that begin alike have a handful of lengths.
+        self._lengths = {prefix: sorted(found, reverse=True) for prefix, found in lengths.items()}
+        prefixes = sorted(self._lengths, key=len, reverse=True)
         self._prefix = re.compile("|".join(map(re.escape, prefixes)) if prefixes else "(?!)")
 
     def marked(self, messages: Sequence[Message]) -> list[Message]:
@@ -82,9 +84,10 @@ class Spellings:
 
     def _longest_at(self, text: str, start: int) -> str:
         for n in range(_N_PREFIX, 0, -1):
-            for spelling in self._by_prefix.get(text[start : start + n], ()):
-                if text.startswith(spelling, start):
-                    return spelling
+            for length in self._lengths.get(text[start : start + n], ()):
+                found = text[start : start + length]
+                if found in self._texts:
+                    return found
         return ""
 
     def _marked_message(self, message: Message) -> Message:
