@@ -1,6 +1,9 @@
 """A prompt that the window does not hold: cut and marked on every route, or refused."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +122,24 @@ def test_openai_routes_mark_a_cut_prompt(echo: Daemon, path: str) -> None:
     assert [chunk.get("truncated") for chunk in chunks if chunk["choices"][0]["finish_reason"]] == [
         True
     ]
+
+
+def test_the_command_line_warns_beside_the_answer(echo: Daemon, tmp_path: Path) -> None:
+    question = tmp_path / "question.txt"
+    question.write_text(LONG)
+    with question.open() as stdin:
+        done = subprocess.run(
+            [sys.executable, "-m", "cli", "run", "small"],
+            env={**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{echo.port}"},
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: the model has not seen all of this")
+    assert SECRET not in done.stdout
 
 
 def test_the_setting_refuses_and_a_request_may_still_cut(
