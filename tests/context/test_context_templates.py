@@ -16,6 +16,7 @@ from localrun.runner.prompt.go_template import GoTemplate
 from localrun.runner.prompt.histories import holds_all, without_prefill
 from localrun.runner.prompt.rendering import render_any
 from localrun.runner.prompt.templates import JinjaTemplate
+from modelstore.templates import FALLBACKS
 
 Turns = list[tuple[str, str]]
 
@@ -258,6 +259,39 @@ def test_a_refusal_is_the_client_s_error_with_the_template_s_words(
 
 
 # ---- Go templates
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "chatml",
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\none<|im_end|>\n"
+            "<|im_start|>assistant\ntwo<|im_end|>\n<|im_start|>user\nthree<|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
+        (
+            "llama3",
+            "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\none<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\ntwo<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nthree<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            "gemma",
+            "<start_of_turn>user\nS\n\none<end_of_turn>\n<start_of_turn>model\ntwo"
+            "<end_of_turn>\n<start_of_turn>user\nthree<end_of_turn>\n<start_of_turn>model\n",
+        ),
+        ("mistral", "[INST] S\n\none[/INST] two</s>[INST] three[/INST] "),
+    ],
+)
+def test_fallbacks_are_spelled_as_their_families_are(name: str, expected: str) -> None:
+    (family,) = (family for family in FALLBACKS if family.name == name)
+    history = messages_of(
+        [("system", "S"), ("user", "one"), ("assistant", "two"), ("user", "three")]
+    )
+    assert GoTemplate(family.source).render(history) == expected
 
 
 @pytest.mark.parametrize(
