@@ -59,7 +59,7 @@ class LlamaVocab:
         self._vocab = lib.llama_model_get_vocab(model)
         self.bos = int(lib.llama_vocab_bos(self._vocab))
         self._eos = lib.llama_vocab_eos(self._vocab)
-        self._adds_bos = bool(lib.llama_vocab_get_add_bos(self._vocab))
+        self._adds_bos = self.bos >= 0 and bool(lib.llama_vocab_get_add_bos(self._vocab))
         self.n_tokens = int(lib.llama_vocab_n_tokens(self._vocab))
         self.bos_text = self._text_of(self.bos)
         self.eos_text = self._text_of(self._eos)

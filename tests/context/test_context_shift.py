@@ -80,12 +80,18 @@ def test_after_a_shift_the_text_goes_on_as_from_head_and_tail(
     assert alone.finish()[2] == said[2]
 
 
+# Room for all of them, and so little that they have to yield; models that cannot cut a suffix.
+@pytest.mark.parametrize(("n_cells", "shares_prefixes"), [(256, True), (130, True), (130, False)])
 def test_a_shift_does_not_touch_cells_that_others_share(
-    fake_model: Callable[..., Path], start_daemon: Callable[..., Daemon]
+    fake_model: Callable[..., Path],
+    start_daemon: Callable[..., Daemon],
+    n_cells: int,
+    shares_prefixes: bool,
 ) -> None:
     # The scripted model refuses rows that would leave a gap, and counts who owns which cell.
-    daemon = start_daemon(NUM_PARALLEL=4, CONTEXT_LENGTH=64, KV_POOL=256)
-    daemon.create("m", fake_model(pieces=["a", "b", "c", "d", "e"], endless=True))
+    daemon = start_daemon(NUM_PARALLEL=4, CONTEXT_LENGTH=64, KV_POOL=n_cells)
+    script = {"pieces": ["a", "b", "c", "d", "e"], "endless": True}
+    daemon.create("m", fake_model(**script, shares_prefixes=shares_prefixes))
     prompt = "the same beginning for everybody, "
     replies: dict[int, Any] = {}
 
@@ -134,3 +140,21 @@ def test_a_real_model_talks_beyond_its_window_only_if_asked(smollm2_daemon: Daem
     assert shifted["response"].startswith(ended["response"])
     if ended["done_reason"] == "length":
         assert shifted["eval_count"] > ended["eval_count"]
+
+
+def test_log_probabilities_and_context_go_on_over_a_shift(smollm2_daemon: Daemon) -> None:
+    options = {"num_ctx": 64, "num_predict": 90, "seed": 7}
+    body = {"model": "smollm2:135m", "prompt": "Write a long story.", "options": options}
+    body |= {"stream": False, "shift": True, "logprobs": True, "top_logprobs": 2}
+    reply = smollm2_daemon.json("POST", "/api/generate", body)
+    assert len(reply["logprobs"]) == reply["eval_count"]
+    assert all(len(one["top_logprobs"]) == 2 for one in reply["logprobs"])
+    text = b"".join(bytes(one["bytes"]) for one in reply["logprobs"]).decode("utf-8", "replace")
+    assert reply["response"] == text
+    if reply["done_reason"] == "length":
+        assert reply["eval_count"] == 90
+        # The tokens that are still in the window.
+        assert len(reply["context"]) <= 64
+        words = {"model": "smollm2:135m", "tokens": reply["context"]}
+        said = smollm2_daemon.json("POST", "/api/detokenize", words)["content"]
+        assert said.endswith(text[-40:])

@@ -242,6 +242,15 @@ def test_context_counts_against_the_window() -> None:
     )
 
 
+def test_context_that_leaves_no_room_loses_its_middle() -> None:
+    items, desk = with_context(*range(99))
+    assert items[-1] == Waiting(1)
+    tokens = desk.queued().tokens
+    assert tokens[:4] == [0, 1, 2, 3]
+    assert tokens[4:] == [*range(53, 99), *b"hi"]
+    assert len(tokens) == 4 + (100 - 4) // 2
+
+
 def test_the_count_of_running_sequences_travels_even_without_news() -> None:
     desk = Desk()
     assert desk.turn(step(n_running=3)) == []

@@ -11,10 +11,12 @@ from localrun.core import (
     RunnerInfo,
     RunnerStats,
     SamplingParams,
+    Tokenize,
+    Tokens,
     Usage,
     Verdict,
 )
-from localrun.errors import ModelStopped, WindowTooLarge, to_fields
+from localrun.errors import BadRequest, ModelStopped, RunnerLost, WindowTooLarge, to_fields
 from localrun.ipc import messages
 from localrun.ipc.messages import Failed, Outbox, Progressed, Resized, Submit, ToRunner
 from localrun.supervisor.client import RunnerClient
@@ -145,5 +147,40 @@ def test_requests_that_run_when_it_is_closed_hear_why() -> None:
         await client.close(ModelStopped("m", 30.0))
         with pytest.raises(ModelStopped):
             await stream.accepted()
+
+    with_client(story)
+
+
+def test_a_question_is_answered_refused_or_lost() -> None:
+    async def story(client: RunnerClient, process: Any) -> None:
+        first, second, third = (
+            asyncio.create_task(client.ask(Tokenize(text))) for text in ("a", "b", "c")
+        )
+        await asyncio.sleep(0)
+        asked = [message.id for message in process.sent]
+        assert process.sent == [
+            messages.Ask(number, Tokenize(text)) for number, text in zip(asked, "abc", strict=True)
+        ]
+        reply = messages.Answered(asked[0], Tokens((1, 2)))
+        process.receive(Outbox((reply, Failed(asked[1], *to_fields(BadRequest("tokens", "no"))))))
+        assert await first == Tokens((1, 2))
+        with pytest.raises(BadRequest, match="no"):
+            await second
+        process.kill()
+        with pytest.raises(RunnerLost):
+            await third
+        with pytest.raises(RunnerLost):
+            await client.ask(Tokenize("d"))
+
+    with_client(story)
+
+
+def test_the_answer_to_who_has_left_is_dropped() -> None:
+    async def story(client: RunnerClient, process: Any) -> None:
+        question = asyncio.create_task(client.ask(Tokenize("a")))
+        await asyncio.sleep(0)
+        question.cancel()
+        await asyncio.gather(question, return_exceptions=True)
+        process.receive(Outbox((messages.Answered(process.sent[0].id, Tokens(())),)))
 
     with_client(story)
