@@ -40,7 +40,8 @@ from localrun.runner.engine.sequence import Sequence
 from localrun.runner.model import Likelihoods, Vocab
 from localrun.runner.output.alignment import Alignment
 from localrun.runner.output.detokenizer import Detokenizer
-from localrun.runner.prompt.prepare import FromPrompt, Prepared, Refused, Settled
+from localrun.runner.prompt.composer import Prepared
+from localrun.runner.prompt.prepare import FromPrompt, Refused, Settled
 
 # What the text thread's inbox carries, from the reader, the prompt thread and the engine.
 TextMessage = Cancel | Share | FromPrompt | StepOutput

@@ -28,7 +28,8 @@ from localrun.ipc.messages import (
 from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeVocab, Script
-from localrun.runner.prompt.prepare import Prepared, PromptThread, Settled
+from localrun.runner.prompt.composer import Prepared
+from localrun.runner.prompt.prepare import PromptThread, Settled
 from localrun.runner.text import TextThread
 
 WHOLE = Overflow(cuts=False)
