@@ -19,7 +19,9 @@ def typed(name: str, words: Sequence[str], *, path: str = "parameter") -> Any:
         raise BadRequest("", f"unknown {path} `{name}`; known are {', '.join(sorted(OPTIONS))}")
     kind = OPTIONS[name].kind
     text = " ".join(words)
-    value: Any = list(words) if kind in ("strings", "numbers") else text
+    value: Any = list(words) if kind == "strings" else text
+    if kind == "numbers":
+        value = text.replace(",", " ").split()
     if kind == "boolean":
         with suppress(ValueError):  # the check below refuses the text, naming the option
             value = parse_switch(text)

@@ -198,3 +198,5 @@ class Shown(Struct):
     model_info: dict[str, Any] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     capabilities: list[str] = field(default_factory=list)
+    projector_info: dict[str, Any] = field(default_factory=dict)
+    requires: str = ""

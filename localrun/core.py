@@ -137,6 +137,9 @@ def model_key(weights_digest: str, adapter_paths: tuple[str, ...]) -> str:
 class LoadSpec(Struct, frozen=True):
     """Everything that decides what a runner holds: weights, adapters and load options.
 
+    A split model has its further parts in `more_weights_paths`, in order; `weights_digest` names
+    all of them together.
+
     Names that share these share a runner; template, system text and sampling travel with the
     call instead. `engine` is `fake` for the scripted model of the tests. `asked` are the options
     that a request or a Modelfile fixed; the other fields hold what came of them.
@@ -158,6 +161,7 @@ class LoadSpec(Struct, frozen=True):
     n_parallel: int
     n_threads: int
     engine: Literal["llama", "fake"] = "llama"
+    more_weights_paths: tuple[str, ...] = ()
     adapter_paths: tuple[str, ...] = ()
     n_batch: int = DEFAULT_N_BATCH
     n_gpu_layers: int = -1
@@ -176,6 +180,11 @@ class LoadSpec(Struct, frozen=True):
     admission: Admission = "continuous"
     verdict: Verdict | None = None
     asked: LoadOptions = LoadOptions()
+
+    @property
+    def weights_paths(self) -> tuple[str, ...]:
+        """All files of the weights, in order."""
+        return (self.weights_path, *self.more_weights_paths)
 
     @property
     def key(self) -> str:

@@ -69,6 +69,27 @@ OPTIONS: dict[str, Option] = {
 }
 
 
+# Options of Ollama and its Modelfiles that change nothing here: those that it has given up itself,
+# and two of its own engine. Published Modelfiles have them.
+IGNORED_OPTIONS = frozenset(
+    {
+        "penalize_newline",
+        "low_vram",
+        "f16_kv",
+        "logits_all",
+        "vocab_only",
+        "use_mlock",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+        "tfs_z",
+        "numa",
+        "num_keep",
+        "draft_num_predict",
+    }
+)
+
+
 def check_option(name: str, value: Any, *, path: str) -> Any:
     """`value` in the type of the option's row.
 

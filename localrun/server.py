@@ -72,7 +72,7 @@ def bind(settings: Settings) -> socket.socket:
     is_guarded = settings.insecure or settings.has_keys
     if not is_guarded and not is_loopback(str(address[0])):
         raise InsecureAddress(settings.host)
-    # With the protocol said, or asyncio does not see that it is TCP and leaves Nagle's algorithm on.
+    # With the protocol: else asyncio does not see that it is TCP, and leaves Nagle's algorithm on.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # The connections that it accepts have the same.

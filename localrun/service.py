@@ -43,7 +43,7 @@ from localrun.supervisor.choices import Choices, sampling_of
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.stream import RequestStream
 from modelstore.errors import StoreError
-from modelstore.gguf import Header, read_header
+from modelstore.gguf import Header, read_model_header
 from modelstore.names import ModelName
 from modelstore.records import Record
 from modelstore.store import Store
@@ -178,7 +178,7 @@ class InferenceService:
         if record.model_path is None or record.model_digest is None:
             raise Unsupported(call.model, call.capability)
         self._store.check_files(record)
-        header = _header(record.model_path, record.model_digest.text)
+        header = _header(record)
         if header.is_embedding_model:
             raise Unsupported(call.model, call.capability)
         own, _unknown = check_options(record.parameters, path="parameters")
@@ -202,6 +202,7 @@ class InferenceService:
         spec = LoadSpec(
             weights_path=str(record.model_path),
             weights_digest=record.model_digest.text,
+            more_weights_paths=tuple(str(path) for path in record.model_paths[1:]),
             n_ctx=placement.n_ctx,
             n_parallel=defaults.n_parallel,
             n_threads=placement.n_threads,
@@ -353,9 +354,24 @@ class _Work:
     template: str | None
 
 
+def _header(record: Record) -> Header:
+    """The model's header, after a look at all files that the engine will open.
+
+    Raises InvalidGGUF for one that is damaged, also since it was looked at last.
+    """
+    for path in record.adapter_paths:
+        _checked_header((path,), _stamps((path,)))
+    return _checked_header(record.model_paths, _stamps(record.model_paths))
+
+
+def _stamps(paths: tuple[Path, ...]) -> tuple[tuple[int, int], ...]:
+    found = (path.stat() for path in paths)
+    return tuple((one.st_size, one.st_mtime_ns) for one in found)
+
+
 @lru_cache(maxsize=64)  # headers are a few hundred kB at most; a machine serves a few models
-def _header(path: Path, _digest: str) -> Header:
-    return read_header(path)
+def _checked_header(paths: tuple[Path, ...], _stamps: tuple[tuple[int, int], ...]) -> Header:
+    return read_model_header(paths)
 
 
 def _with_model_messages(prompt: Prompt, call_system: str | None, record: Record) -> Prompt:

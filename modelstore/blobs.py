@@ -107,6 +107,26 @@ class Blobs:
                 writer.write(chunk)
             return writer.commit()
 
+    def temporary(self, needed_bytes: int = 0) -> Path:
+        """A name in this folder for a file that another process will write; see `adopt`.
+
+        It does not exist yet. Raises: DiskFull when `needed_bytes` are not free, StoreNotWritable.
+        """
+        with writing(self._folder, needed_bytes):
+            make_folders(self._folder)
+        free = free_bytes(self._folder)
+        if needed_bytes > free > 0:
+            raise DiskFull(needed_bytes, free)
+        return temp_beside(self._folder / "blob")
+
+    def adopt(self, temp: Path, digest: Digest) -> bool:
+        """Makes a finished file in this folder the blob `digest`, which its content must have.
+
+        True when the blob is new. Raises: DiskFull, StoreNotWritable.
+        """
+        with writing(self._folder):
+            return self.publish(temp, digest)
+
     def link_in_place(
         self,
         path: Path,

@@ -1,11 +1,12 @@
 """Making a model: from another model, from uploaded blobs, or from a GGUF file on this disk.
 
 Owns the order of things: everything is read, checked and stored before the manifest makes the
-model visible, so a refusal lists nothing new. Weights are stored as they are, never rewritten.
-Does not know which parameters exist (`check_parameters` is passed in) or how templates work.
+model visible, so a refusal lists nothing new. Does not know which parameters exist, how templates
+work, where models come from or how weights are rewritten: what knows that is passed in.
 Source: Ollama `POST /api/create`: inheritance, error texts, status lines.
 """
 
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,15 @@ from typing import Any
 
 import msgspec
 
+from modelstore.adapters import check_adapter
 from modelstore.blobs import Blobs
 from modelstore.digest import Digest
-from modelstore.errors import InvalidCreate
+from modelstore.errors import InvalidCreate, ModelNotFound, UnsupportedFormat, shown
+from modelstore.gguf import Header, read_model_header
+from modelstore.jobs import Command
 from modelstore.keep import Keep
 from modelstore.manifest import (
+    ADAPTER_TYPE,
     CONFIG_TYPE,
     LICENSE_TYPE,
     MESSAGES_TYPE,
@@ -33,28 +38,37 @@ from modelstore.manifest import (
 )
 from modelstore.modelfile import ROLES
 from modelstore.names import ModelName
-from modelstore.records import TEXT_LIMIT_BYTES
+from modelstore.quantizing import parse_type
+from modelstore.records import TEXT_LIMIT_BYTES, Record
 from modelstore.sources import (
+    SUCCESS,
     Progress,
-    Weights,
-    check_path,
+    as_model,
     check_relative,
-    weights_from_blobs,
-    weights_from_path,
+    from_blobs,
+    layer_of,
 )
 from modelstore.store import Store
+from modelstore.weights import Weights, WeightsMaker, source_of_blobs, source_of_path
 
-__all__ = ["CreateRequest", "ParameterCheck", "Progress", "create"]
+__all__ = ["CreateRequest", "Fetch", "ParameterCheck", "Progress", "TemplateCheck", "create"]
 
 ParameterCheck = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+# Raises an error of its own for a text that is no template.
+TemplateCheck = Callable[[str], None]
+# Brings a model into the store.
+Fetch = Callable[[ModelName], Iterator[Progress]]
+
+# As Go's semver reads it: the parts after the first may be missing.
+_VERSION = re.compile(r"v?\d+(\.\d+){0,2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
     """What to make. One of `from_`, `files` and `path` says what it is made from.
 
-    Texts that are None or empty leave what is inherited. Whether a caller may name files of this
-    machine in `path` is not decided here.
+    `path` is a GGUF file, any part of a split one, or a folder. Texts that are None or empty leave
+    what is inherited. Whether a caller may name files of this machine is not decided here.
     """
 
     name: str | ModelName
@@ -71,14 +85,16 @@ class CreateRequest:
     renderer: str | None = None
     parser: str | None = None
     requires: str | None = None
+    quantize: str | None = None
 
 
 @dataclass(slots=True)
 class _Draft:
-    """The model while it is being put together."""
+    """The model while it is being put together; `header` is that of its weights."""
 
     config: ModelConfig
     layers: list[Layer]
+    header: Header | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def replace_layers(self, media_types: tuple[str, ...], layers: list[Layer]) -> None:
@@ -106,24 +122,34 @@ class _TextWriter:
 
 
 def create(
-    store: Store, request: CreateRequest, *, check_parameters: ParameterCheck
+    store: Store,
+    request: CreateRequest,
+    *,
+    check_parameters: ParameterCheck,
+    check_template: TemplateCheck | None = None,
+    fetch: Fetch | None = None,
+    job: Command = (),
 ) -> Iterator[Progress]:
     """Makes the model, reporting as it goes; nothing happens before the first `next`.
 
     Whoever stops iterating cancels: no manifest is written then. `check_parameters` returns the
-    parameters to store, or raises an error of its own, which passes through.
+    parameters to store, or raises an error of its own, which passes through; so do those of
+    `check_template` and `fetch`, which pulls the model that `from_` names if it is not there. `job`
+    starts the program that converts and quantizes (see `jobs`).
     Raises: InvalidName, InvalidCreate, ModelNotFound, BlobNotFound, InvalidGGUF, UnsupportedFormat,
-    SourceNotAllowed, ChangedFile, DiskFull, StoreBusy, StoreNotWritable.
+    SourceNotAllowed, ChangedFile, JobFailed, DiskFull, StoreBusy, StoreNotWritable.
     """
     name = request.name if isinstance(request.name, ModelName) else ModelName.parse(request.name)
     _check_request(request)
     parameters = dict(check_parameters(request.parameters)) if request.parameters else {}
+    if request.template and check_template is not None:
+        check_template(request.template)
     with store.keep() as keep:
-        draft = yield from _start(store, keep, request)
+        quantize = parse_type(request.quantize) if request.quantize else None
+        maker = WeightsMaker(store.blobs, keep, job, quantize, request.in_place)
+        draft = yield from _start(store, request, maker, fetch)
         if request.adapters:
-            keep.add(*request.adapters.values())
-            adapters = weights_from_blobs(store.blobs, request.adapters, only_adapters=True)
-            draft.layers += [item.layer for item in adapters]
+            draft.replace_layers((ADAPTER_TYPE,), [_adapter(store, keep, draft, request.adapters)])
         texts = _TextWriter(store.blobs, keep)
         _apply_texts(texts, draft, request, parameters)
         config = texts.layer(CONFIG_TYPE, encode_config(_config(draft, request)))
@@ -132,7 +158,7 @@ def create(
             yield Progress(f"{verb} layer {layer.digest.text}")
         yield Progress("writing manifest")
         store.write_manifest(name, Manifest(config, tuple(draft.layers)))
-    yield Progress("success")
+    yield Progress(SUCCESS)
 
 
 def _check_request(request: CreateRequest) -> None:
@@ -142,46 +168,86 @@ def _check_request(request: CreateRequest) -> None:
         raise InvalidCreate(f"the role of a message must be one of {', '.join(ROLES)}")
     if len(request.adapters) > 1:
         raise InvalidCreate("only one adapter is currently supported")
-
-
-def _start(store: Store, keep: Keep, request: CreateRequest) -> Generator[Progress, None, _Draft]:
-    if request.from_:
-        return _from_model(store, keep, request.from_)
-    if request.path is None and request.files is None:
-        raise InvalidCreate("neither 'from' or 'files' was specified")
-    if request.path is not None:
-        check_path(request.path)  # before the first report: a refusal can still be the whole answer
-    yield Progress("parsing GGUF")
-    if request.path is not None:
-        weights = yield from weights_from_path(
-            store.blobs, keep, request.path, in_place=request.in_place
+    if any(name.endswith(".safetensors") for name in request.adapters):
+        raise UnsupportedFormat(
+            "safetensors adapters are not supported; convert it with llama.cpp's "
+            "convert_lora_to_gguf.py first"
         )
+    if request.requires and _VERSION.fullmatch(request.requires) is None:
+        version = shown(request.requires)
+        raise InvalidCreate(f"`requires` is `{version}`; it must be a version such as 0.14.0")
+
+
+def _start(
+    store: Store, request: CreateRequest, maker: WeightsMaker, fetch: Fetch | None
+) -> Generator[Progress, None, _Draft]:
+    if request.from_:
+        return (yield from _from_model(store, request, maker, fetch))
+    if request.path is not None:
+        source = source_of_path(request.path)
+    elif request.files is not None:
+        source = source_of_blobs(store.blobs, maker.keep, request.files)
     else:
-        files = request.files or {}
-        keep.add(*files.values())
-        weights = weights_from_blobs(store.blobs, files)
-    return _Draft(_config_of(weights), [item.layer for item in weights])
+        raise InvalidCreate("neither 'from' or 'files' was specified")
+    # Before the first report: a refusal can still be the whole answer.
+    candidates = maker.look(source)
+    if candidates is not None:
+        yield Progress("parsing GGUF")
+    weights = yield from maker.make(source, candidates)
+    return _Draft(_config_of(weights), list(weights.layers), weights.header)
 
 
-def _from_model(store: Store, keep: Keep, name: str | ModelName) -> _Draft:
-    base = store.resolve(name)
-    keep.add(*base.manifest.digests)
+def _from_model(
+    store: Store, request: CreateRequest, maker: WeightsMaker, fetch: Fetch | None
+) -> Generator[Progress, None, _Draft]:
+    name = request.from_
+    assert name is not None
+    try:
+        base = store.resolve(name)
+    except ModelNotFound:
+        if fetch is None:
+            raise
+        yield from fetch(name if isinstance(name, ModelName) else ModelName.parse(name))
+        base = store.resolve(name)
+    maker.keep.add(*base.manifest.digests)
     layers = [
         replace(layer, from_=base.name.display()) if layer.media_type == MODEL_TYPE else layer
         for layer in base.manifest.layers
     ]
-    return _Draft(base.config, layers, dict(base.parameters))
+    draft = _Draft(base.config, layers, parameters=dict(base.parameters))
+    if base.model_paths and request.adapters:
+        draft.header = read_model_header(base.model_paths)
+    if maker.quantize is not None:
+        yield from _requantize(draft, base, maker)
+    return draft
 
 
-def _config_of(weights: tuple[Weights, ...]) -> ModelConfig:
-    header = next(item.header for item in weights if item.header.role == "model")
-    families = dict.fromkeys(
-        item.header.architecture for item in weights if item.header.role != "adapter"
-    )
+def _requantize(
+    draft: _Draft, base: Record, maker: WeightsMaker
+) -> Generator[Progress, None, None]:
+    parts = {f"part {number}": digest for number, digest in enumerate(base.model_digests, 1)}
+    weights = yield from maker.requantize(as_model(from_blobs(maker.blobs, parts)))
+    others = [layer for layer in draft.layers if layer.media_type != MODEL_TYPE]
+    draft.layers = [*weights.layers, *others]
+    draft.header = weights.header
+    draft.config = replace(draft.config, file_type=weights.header.quantization)
+
+
+def _adapter(store: Store, keep: Keep, draft: _Draft, adapters: Mapping[str, Digest]) -> Layer:
+    keep.add(*adapters.values())
+    (adapter,) = from_blobs(store.blobs, adapters)
+    if draft.header is None:
+        raise InvalidCreate("there are no weights that the adapter could change")
+    check_adapter(adapter.header, draft.header)
+    return layer_of(adapter)
+
+
+def _config_of(weights: Weights) -> ModelConfig:
+    header = weights.header
     return ModelConfig(
         model_format="gguf",
         model_family=header.architecture,
-        model_families=tuple(families),
+        model_families=weights.families,
         model_type=header.parameter_size,
         file_type=header.quantization,
         context_length=header.arch_int("context_length") or 0,

@@ -113,6 +113,20 @@ class IncompleteGGUF(InvalidGGUF):
         self.needed_bytes = needed_bytes
 
 
+class IncompleteSplit(InvalidGGUF):
+    """`n_missing` of the `n_parts` files of a split model are not there; `name` is the first."""
+
+    def __init__(self, name: str, n_missing: int, n_parts: int) -> None:
+        missing = f"`{name}` is" if n_missing == 1 else f"`{name}` and {n_missing - 1} more are"
+        super().__init__(
+            f"the model is split into {n_parts} files, of which {missing} missing; all are needed"
+        )
+        self.args = (name, n_missing, n_parts)
+        self.name = name
+        self.n_missing = n_missing
+        self.n_parts = n_parts
+
+
 class ModelfileSyntax(StoreError):
     """A Modelfile does not follow the grammar; `line` counts from 1."""
 
@@ -134,6 +148,29 @@ class InvalidCreate(StoreError):
 
     def __str__(self) -> str:
         return self.problem
+
+
+class InvalidTemplate(StoreError):
+    """A TEMPLATE is not a Go template; `problem` is what its parser said."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"template error: {self.problem}"
+
+
+class JobFailed(StoreError):
+    """The process that was to `task` ended without a result; `problem` says how."""
+
+    def __init__(self, task: str, problem: str) -> None:
+        super().__init__(task, problem)
+        self.task = task
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"could not {self.task}: {self.problem}"
 
 
 class UnsupportedFormat(StoreError):

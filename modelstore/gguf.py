@@ -7,7 +7,7 @@ Source: GGUF specification, versions 2 and 3 (ggml `docs/gguf.md`); the checks o
 llama.cpp `ggml/src/gguf.cpp`, so what passes here is not refused by the engine's own parser.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,8 +24,9 @@ from modelstore.ggml_types import (
 )
 from modelstore.header import ArrayInfo, Header, TensorInfo
 from modelstore.header_cursor import HeaderCursor
+from modelstore.splits import in_order, joined
 
-__all__ = ["Header", "read_header"]
+__all__ = ["Header", "read_header", "read_model_header"]
 
 MAGIC = b"GGUF"
 
@@ -58,6 +59,20 @@ def read_header(
             return _HeaderReader(file, arrays, wanted).read()
     except OSError as error:
         raise InvalidGGUF(f"cannot read `{path.name}`: {error.strerror}") from error
+
+
+def read_model_header(
+    paths: Sequence[Path], *, arrays: bool = False, wanted: Collection[str] = frozenset()
+) -> Header:
+    """The header of a model as a whole, from its file or from all parts of a split one, in order.
+
+    Raises: InvalidGGUF, also for files that do not belong together, and what `read_header` does.
+    """
+    headers = [read_header(path, arrays=arrays, wanted=wanted) for path in paths]
+    names = [path.name for path in paths]
+    if in_order(names, headers) != tuple(range(len(paths))):
+        raise InvalidGGUF("the parts of the split model are in the wrong order")
+    return joined(headers)
 
 
 class _HeaderReader:

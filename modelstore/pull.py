@@ -46,7 +46,7 @@ from modelstore.registry.sources import (
     look_at,
 )
 from modelstore.registry.web import Web
-from modelstore.sources import Progress
+from modelstore.sources import SUCCESS, Progress
 from modelstore.store import Store
 from modelstore.transfer.download import MakeSource, State, Wanted
 from modelstore.transfer.partial import n_bytes_there
@@ -83,7 +83,7 @@ class Puller:
             yield from self._pull_files(wanted, insecure=insecure)
         else:
             yield from self._pull_model(wanted, insecure=insecure)
-        yield Progress("success")
+        yield Progress(SUCCESS)
 
     def _pull_model(self, name: ModelName, *, insecure: bool) -> Iterator[Progress]:
         yield Progress("pulling manifest")
@@ -141,7 +141,7 @@ class Puller:
                 found[file_name] = digest
             request = CreateRequest(url.name, files=found)
             for step in create(self.store, request, check_parameters=lambda none: none):
-                if step.status != "success":
+                if step.status != SUCCESS:
                     yield step
 
     def _pull_file(

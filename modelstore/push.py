@@ -15,7 +15,7 @@ from modelstore.names import DEFAULT_HOST, ModelName
 from modelstore.registry.access import Access
 from modelstore.registry.client import RegistryClient
 from modelstore.registry.push import Uploads
-from modelstore.sources import Progress
+from modelstore.sources import SUCCESS, Progress
 from modelstore.store import Store
 from modelstore.transfer.effort import Effort
 
@@ -64,7 +64,7 @@ def push(
             yield from _push_layer(store, uploads, name, layer)
         yield Progress("pushing manifest")
         uploads.put_manifest(name.tag, data, MANIFEST_TYPE)
-    yield Progress("success")
+    yield Progress(SUCCESS)
 
 
 def _push_layer(

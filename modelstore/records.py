@@ -64,8 +64,8 @@ class Record:
     modified_at: datetime
     manifest: Manifest
     config: ModelConfig
-    model_path: Path | None
-    model_digest: Digest | None
+    model_paths: tuple[Path, ...]  # one, or the parts of a split model in order
+    model_digests: tuple[Digest, ...]
     adapter_paths: tuple[Path, ...]
     projector_paths: tuple[Path, ...]
     template: str | None
@@ -74,6 +74,18 @@ class Record:
     messages: tuple[dict[str, str], ...]
     licenses: tuple[str, ...]
     parent_model: str
+
+    @property
+    def model_path(self) -> Path | None:
+        """The file with the model's metadata: the only one, or the first part."""
+        return next(iter(self.model_paths), None)
+
+    @property
+    def model_digest(self) -> Digest | None:
+        """Names the weights: the digest of the only file, or one over those of all parts."""
+        if len(self.model_digests) <= 1:
+            return next(iter(self.model_digests), None)
+        return Digest.of("\n".join(digest.text for digest in self.model_digests).encode())
 
     @property
     def weight_digests(self) -> tuple[Digest, ...]:
@@ -111,8 +123,8 @@ def build_record(listing: Listing, manifest: Manifest, blobs: Blobs) -> Record:
         modified_at=listing.modified_at,
         manifest=manifest,
         config=listing.config,
-        model_path=listing.model_path,
-        model_digest=listing.model_digest,
+        model_paths=read.paths(MODEL_TYPE),
+        model_digests=tuple(layer.digest for layer in manifest.of_type(MODEL_TYPE)),
         adapter_paths=read.paths(ADAPTER_TYPE),
         projector_paths=read.paths(PROJECTOR_TYPE),
         template=read.last_text(TEMPLATE_TYPE, PROMPT_TYPE),

@@ -7,6 +7,7 @@ Source: Ollama `POST /api/show`, `server/images.go` (capability rules).
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from modelstore.header import ArrayInfo, Header
@@ -82,10 +83,9 @@ def tensor_list(header: Header) -> list[dict[str, Any]]:
 def parameters_text(record: Record) -> str:
     """One line per value, sorted by name; texts in double quotes, lists in their own order."""
     lines = []
-    for name, value in sorted(record.parameters.items()):
-        for item in value if isinstance(value, list | tuple) else [value]:
-            shown = json.dumps(item, ensure_ascii=False) if isinstance(item, str) else _plain(item)
-            lines.append(f"{name:<{_NAME_COLUMN}} {shown}")
+    for name, item in _single_values(record):
+        shown = json.dumps(item, ensure_ascii=False) if isinstance(item, str) else _plain(item)
+        lines.append(f"{name:<{_NAME_COLUMN}} {shown}")
     return "\n".join(lines)
 
 
@@ -95,14 +95,11 @@ def to_modelfile(record: Record) -> Modelfile:
     A model without a stored template gets none here: the one inside the GGUF goes on to count.
     Texts that the grammar cannot carry are replaced by the nearest that it can.
     """
-    weights = [record.model_path] if record.model_path else []
-    values = [
-        (name, expressible(_plain(item)))
-        for name, value in sorted(record.parameters.items())
-        for item in (value if isinstance(value, list | tuple) else [value])
-    ]
+    values = [(name, expressible(_plain(item))) for name, item in _single_values(record)]
     return Modelfile(
-        froms=tuple(expressible(str(path)) for path in [*weights, *record.projector_paths]),
+        froms=tuple(
+            expressible(str(path)) for path in [*record.model_paths, *record.projector_paths]
+        ),
         parameters=tuple(values),
         template=expressible(record.template) if record.template else None,
         system=expressible(record.system) if record.system else None,
@@ -153,5 +150,18 @@ def _shown(value: Any, *, verbose: bool) -> Any:
     return value
 
 
+def _single_values(record: Record) -> Iterator[tuple[str, Any]]:
+    """Parameters by name: each text of a list stands alone, numbers of a list stay together."""
+    for name, value in sorted(record.parameters.items()):
+        if not isinstance(value, list | tuple):
+            yield name, value
+        elif any(isinstance(item, str) for item in value):
+            yield from ((name, item) for item in value)
+        else:
+            yield name, value
+
+
 def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_plain, value))
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

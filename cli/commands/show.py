@@ -82,6 +82,7 @@ def overview(shown: Shown, *, verbose: bool) -> str:
     blocks: list[tuple[str, list[tuple[str, ...]]]] = [
         ("Model", _model_rows(shown)),
         ("Capabilities", [(name,) for name in shown.capabilities]),
+        ("Projector", _projector_rows(shown.projector_info)),
         ("Parameters", _parameter_rows(shown.parameters)),
     ]
     if verbose:
@@ -107,6 +108,24 @@ def _model_rows(shown: Shown) -> list[tuple[str, ...]]:
         ("context length", info.get(f"{architecture}.context_length", "")),
         ("embedding length", info.get(f"{architecture}.embedding_length", "")),
         ("quantization", shown.details.quantization_level),
+        ("requires", shown.requires),
+    )
+    return [(label, str(value)) for label, value in rows if value]
+
+
+def _projector_rows(info: dict[str, Any]) -> list[tuple[str, ...]]:
+    architecture = str(info.get("general.architecture", ""))
+    n_parameters = info.get("general.parameter_count")
+
+    def first(key: str) -> Any:
+        keys = (f"{architecture}.{kind}.{key}" for kind in ("vision", "audio"))
+        return next((info[key] for key in keys if key in info), "")
+
+    rows = (
+        ("architecture", architecture),
+        ("parameters", size_label(n_parameters) if isinstance(n_parameters, int) else ""),
+        ("embedding length", first("embedding_length")),
+        ("dimensions", first("projection_dim")),
     )
     return [(label, str(value)) for label, value in rows if value]
 

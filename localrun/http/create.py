@@ -5,6 +5,7 @@ its own, so that slow uploads never keep a list waiting; a client that leaves en
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,17 +14,20 @@ from typing import Any
 from starlette.responses import Response
 
 from localrun.errors import BadRequest
+from localrun.http.jobs import JOB_COMMAND, check_template
 from localrun.http.progress import ProgressResponse
 from localrun.http.requests import ApiRequest
 from localrun.http.threads import ChunksToThread, StepsInThread
 from localrun.loopback import is_loopback
-from localrun.options import check_options
+from localrun.options import IGNORED_OPTIONS, check_options
 from localrun.service import TextService
 from localrun.wire.native_models import CreateModel, decode_create
-from modelstore.create import CreateRequest, create
+from modelstore.create import CreateRequest, Fetch, create
 from modelstore.digest import Digest
 from modelstore.errors import SourceNotAllowed, shown
 from modelstore.store import Store
+
+_log = logging.getLogger(__name__)
 
 # Uploads and imports at once; more wait unread. Each holds a file and keeps one disk busy.
 _N_JOBS = 8
@@ -33,9 +37,11 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 class CreateApi:
     """`/api/blobs` and `/api/create`."""
 
-    def __init__(self, service: TextService, store: Store) -> None:
+    def __init__(self, service: TextService, store: Store, fetch: Fetch | None = None) -> None:
+        """`fetch` pulls a model that a new one shall be made from."""
         self._service = service
         self._store = store
+        self._fetch = fetch
         self._jobs = ThreadPoolExecutor(_N_JOBS, thread_name_prefix="store")
 
     async def blob(self, request: ApiRequest) -> Response:
@@ -57,6 +63,9 @@ class CreateApi:
             self._store,
             _create_request(wanted, is_local=_is_local(request)),
             check_parameters=check_parameters,
+            check_template=check_template,
+            fetch=self._fetch,
+            job=JOB_COMMAND,
         )
         return ProgressResponse(
             StepsInThread(self._jobs, steps),
@@ -82,10 +91,15 @@ class CreateApi:
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters as they are stored. Raises BadRequest for an unknown name or a bad value."""
+    """The parameters as they are stored, without those that Ollama has given up.
+
+    Raises BadRequest for an unknown name or a bad value.
+    """
     known, unknown = check_options(parameters, path="parameters")
-    if unknown:
-        raise BadRequest(f"parameters.{shown(unknown[0])}", "there is no such parameter")
+    for name in unknown:
+        if name not in IGNORED_OPTIONS:
+            raise BadRequest(f"parameters.{shown(name)}", "there is no such parameter")
+        _log.warning("the parameter %s has no effect and is left out", name)
     return known
 
 
@@ -105,6 +119,7 @@ def _create_request(wanted: CreateModel, *, is_local: bool) -> CreateRequest:
         renderer=wanted.renderer,
         parser=wanted.parser,
         requires=wanted.requires,
+        quantize=wanted.quantize,
     )
 
 

@@ -4,6 +4,7 @@ Reads the store and headers of GGUF files, so it runs in threads and is safe to 
 What a model can do is remembered by `abilities`: a header takes some milliseconds.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -22,12 +23,13 @@ from localrun.wire.native_models import (
     InstalledModel,
     Kv,
     RunningModel,
+    ShowModel,
     Slots,
 )
 from localrun.wire.timestamps import expiry
 from modelstore import show
 from modelstore.errors import StoreError
-from modelstore.gguf import Header, read_header
+from modelstore.gguf import Header, read_model_header
 from modelstore.records import Listing, Record
 from modelstore.store import Store
 
@@ -67,16 +69,22 @@ class Describer:
         latest_first = sorted(residents, key=lambda one: one.expires_at_s, reverse=True)
         return [self._row(resident, now_s) for resident in latest_first]
 
-    def describe(self, name: str, *, verbose: bool, titled: bool) -> Description:
+    def describe(self, wanted: ShowModel, *, titled: bool) -> Description:
         """The long description; `titled` puts the name among the values of the header.
 
         Raises InvalidName, ModelNotFound, CorruptManifest, BlobNotFound.
         """
-        record = self._store.resolve(name)
+        verbose = wanted.verbose
+        record = self._store.resolve(wanted.model)
+        record = dataclasses.replace(
+            record,
+            system=wanted.system or record.system,
+            parameters={**record.parameters, **wanted.options},
+        )
         files = _Headers.of(record, arrays=verbose)
         info = show.model_info(files.model, verbose=verbose) if files.model else {}
         if titled:
-            info["general.basename"] = name
+            info["general.basename"] = wanted.model
         projector = show.model_info(files.projector, verbose=verbose) if files.projector else UNSET
         jinja = files.model.chat_template if files.model else None
         return Description(
@@ -148,14 +156,16 @@ class _Headers:
     @staticmethod
     def of(record: Record, *, arrays: bool = False) -> "_Headers":
         projector = next(iter(record.projector_paths), None)
-        return _Headers(_header(record.model_path, arrays), _header(projector, arrays))
+        return _Headers(
+            _header(record.model_paths, arrays), _header((projector,) if projector else (), arrays)
+        )
 
 
-def _header(path: Path | None, arrays: bool) -> Header | None:
-    if path is None:
+def _header(paths: tuple[Path, ...], arrays: bool) -> Header | None:
+    if not paths:
         return None
     try:
-        return read_header(path, arrays=arrays)
+        return read_model_header(paths, arrays=arrays)
     except StoreError as error:
         _log.warning("a model cannot be described in full: %s", error)
         return None

@@ -66,6 +66,8 @@ TABLE: dict[type[Exception], Row] = {
     store.InvalidGGUF: Row(400, _BAD, "invalid_gguf"),
     store.ModelfileSyntax: Row(400, _BAD, "modelfile_syntax"),
     store.InvalidCreate: Row(400, _BAD),
+    store.InvalidTemplate: Row(400, _BAD, "invalid_template"),
+    store.JobFailed: Row(500, code="job_failed", from_engine=True),
     store.UnsupportedFormat: Row(400, _BAD, "unsupported_format"),
     store.SourceNotAllowed: Row(403, _BAD, "source_not_allowed"),
     store.ChangedFile: Row(500, code="changed_file"),

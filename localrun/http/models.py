@@ -63,12 +63,10 @@ class ModelsApi:
 
     async def show(self, request: ApiRequest) -> Response:
         """Raises BadRequest, InvalidName, ModelNotFound, CorruptManifest, BlobNotFound."""
-        model, verbose = await request.decoded(decode_show)
+        wanted = await request.decoded(decode_show)
         # Copilot shows this as the model's title.
         is_copilot = request.headers.get("user-agent", "").startswith("GitHubCopilotChat/")
-        description = await asyncio.to_thread(
-            self._describer.describe, model, verbose=verbose, titled=is_copilot
-        )
+        description = await asyncio.to_thread(self._describer.describe, wanted, titled=is_copilot)
         return _json(encode_description(description))
 
     async def delete(self, request: ApiRequest) -> Response:

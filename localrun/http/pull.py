@@ -15,7 +15,7 @@ from localrun.wire.native_models import decode_pull
 from modelstore.names import ModelName
 from modelstore.pull_names import GgufUrl, parse_pull
 from modelstore.registry.access import Access
-from modelstore.sources import Progress
+from modelstore.sources import SUCCESS, Progress
 from modelstore.store import Store
 from modelstore.transfer.transfers import Transfers
 
@@ -46,8 +46,13 @@ class PullApi:
         )
 
     def fetch(self, name: ModelName) -> Iterator[Progress]:
-        """The steps of pulling a model, for who needs it on the way to something else."""
-        return self._steps(name, insecure=False)
+        """The steps of pulling a model, for who needs it on the way to something else.
+
+        Without the last one, which would tell clients that all is done.
+        """
+        for step in self._steps(name, insecure=False):
+            if step.status != SUCCESS:
+                yield step
 
     def _steps(self, source: ModelName | GgufUrl, *, insecure: bool) -> Iterator[Progress]:
         # Imported here, in the thread: most daemons run for days without a pull, and the HTTP

@@ -64,9 +64,9 @@ def table(
 ) -> list[tuple[str, str, Handler]]:
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
-    models, making = ModelsApi(service, store), CreateApi(service, store)
     machine = MachineApi(diagnose)
     pulling = PullApi(service, store, registries.access, registries.transfers)
+    models, making = ModelsApi(service, store), CreateApi(service, store, pulling.fetch)
     pushing = PushApi(store, registries.access)
     storage = StorageApi(service, store, pulling.fetch)
     return [

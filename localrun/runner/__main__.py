@@ -1,5 +1,7 @@
 """The runner process: `python -m localrun.runner --fd N --parent PID`, started by the supervisor.
 
+With the name of a job in place of that it does the job and ends: see `jobs`.
+
     main thread    reads frames; end of file means that the daemon is gone: exit at once
     engine thread  makes plans, loads the model, then steps for ever
     prompt thread  templates and tokens
@@ -35,6 +37,7 @@ from localrun.ipc.messages import (
 from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.layout import window_of
 from localrun.runner.io import Channel
+from localrun.runner.jobs import JOBS, run
 from localrun.runner.loading import Question, answer_until_loaded
 from localrun.runner.model import LoadRefused as Refused
 from localrun.runner.model import Model
@@ -55,7 +58,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Runs until the daemon closes the socket."""
+    """Runs until the daemon closes the socket, or to the end of a job."""
+    if sys.argv[1:2] and sys.argv[1] in JOBS:
+        # Without the way through the interpreter's end: a library's threads may still run.
+        code = run(sys.argv[1], sys.argv[2:])
+        sys.stderr.flush()
+        os._exit(code)
     parser = argparse.ArgumentParser(prog="localrun-runner")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)

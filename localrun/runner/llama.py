@@ -22,6 +22,7 @@ from localrun.runner.engine.layout import Shape
 from localrun.runner.ggml import facts
 from localrun.runner.ggml.binding import lib
 from localrun.runner.ggml.devices import Machine
+from localrun.runner.ggml.files import Adapters, open_weights
 from localrun.runner.ggml.log import Lines, log
 from localrun.runner.ggml.params import (
     FLASH_ATTENTION_AUTO,
@@ -29,7 +30,8 @@ from localrun.runner.ggml.params import (
     context_params,
     model_params,
 )
-from localrun.runner.ggml.probe import read_needs
+from localrun.runner.ggml.probe import read_needs, with_adapters
+from localrun.runner.limits import large_allocation
 from localrun.runner.measure import free_ram_bytes
 from localrun.runner.model import Berth, LoadRefused, NoMemory, OnProgress, State
 
@@ -215,7 +217,6 @@ class LlamaModel:
         machine: Machine | None = None,
         berth: Berth | None = None,
     ) -> None:
-        facts.check(spec)
         self._spec = spec
         self._machine = machine or Machine()
         self._berth = berth
@@ -224,6 +225,7 @@ class LlamaModel:
         with log().reading() as lines:
             self._weights = self._load_weights(spec, on_progress, lines)
         self._weights_lines = lines
+        self._adapters = self._load_adapters(spec)
         self.vocab = LlamaVocab(self._weights)
         self.facts = facts.read_facts(self._weights, spec)
         if berth:
@@ -248,13 +250,20 @@ class LlamaModel:
             return True
 
         params.struct.progress_callback = callback = lib.llama_progress_callback(report)
-        weights = lib.llama_model_load_from_file(os.fsencode(spec.weights_path), params.struct)
+        weights = open_weights(spec, params.struct)
         del callback, params  # had to live until here
         if weights:
             return weights
         if lines.lacks_memory:
             raise NoMemory("there is no memory for the weights")
         raise LoadRefused("llama.cpp cannot load the file")
+
+    def _load_adapters(self, spec: LoadSpec) -> Adapters:
+        try:
+            return Adapters(self._weights, spec)
+        except LoadRefused:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Frees all of it. Idempotent; nothing else may be called afterwards."""
@@ -297,13 +306,14 @@ class LlamaModel:
             lib.llama_free(self._ctx)  # first, since both may not fit
             self._ctx = None
         params = context_params(self._spec, shape)
-        with log().reading() as lines:
+        with log().reading() as lines, large_allocation():
             ctx = lib.llama_init_from_model(self._weights, params)
         if not ctx:
             raise NoMemory(
                 f"no memory for a context of {shape.n_cells} tokens; lower num_ctx or NUM_PARALLEL"
             )
         self._ctx = ctx
+        self._adapters.apply(ctx)
         self._n_threads = 0
         self.use_threads(self._spec.n_threads)
         self._shape = shape
@@ -318,9 +328,11 @@ class LlamaModel:
 
     def _read_needs(self, lines: Lines) -> dict[str, Need]:
         """What weights and context have on each device."""
-        needs = read_needs(self._ctx, self._machine, self._shape, self.vocab.n_tokens)
-        if needs is None:
-            return self._needs_by_log(lines)
+        found = read_needs(self._ctx, self._machine, self._shape, self.vocab.n_tokens)
+        if found is None:
+            found = self._needs_by_log(lines)
+        split = self._berth.split if self._berth else Split()
+        needs = with_adapters(found, self._spec, facts.n_blocks(self._weights), split)
         if self._berth and self._mapped_bytes and CPU in self._berth.needs:
             # A mapping spans the file from the first to the last tensor in RAM, whatever of it
             # lies elsewhere; what was measured is what is read there.
@@ -434,7 +446,8 @@ class LlamaModel:
     def save(self, kv_id: int) -> State:
         """The sequence's KV; see `Model.save`."""
         size = self.state_bytes(kv_id)
-        data = np.empty(size, np.uint8)
+        with large_allocation():
+            data = np.empty(size, np.uint8)
         n = lib.llama_state_seq_get_data(self._ctx, _pointer(data, ctypes.c_uint8), size, kv_id)
         return data.data[: int(n)]
 

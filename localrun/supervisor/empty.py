@@ -152,5 +152,8 @@ class _Ended(Exception):
 
 
 def _quotable(lines: tuple[str, ...], spec: LoadSpec) -> tuple[str, ...]:
-    """Log lines without the path of the weights, which is nobody's business but ours."""
-    return tuple(line.replace(spec.weights_path, "the file") for line in lines if line.strip())
+    """Log lines without the paths of the weights, which are nobody's business but ours."""
+    text = "\n".join(line for line in lines if line.strip())
+    for path in (*spec.weights_paths, *spec.adapter_paths):
+        text = text.replace(path, "the file")
+    return tuple(text.splitlines())

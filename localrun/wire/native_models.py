@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from localrun.errors import BadRequest
+from localrun.options import check_options
 from localrun.wire.bodies import decode, required_model
 
 _encode = msgspec.json.Encoder().encode
@@ -26,6 +27,8 @@ class _Named(msgspec.Struct, kw_only=True):
 
 class _Show(_Named, kw_only=True):
     verbose: bool | None = None
+    system: str | None = None
+    options: dict[str, Any] | None = None
 
 
 class _Copy(msgspec.Struct):
@@ -43,6 +46,7 @@ class _Create(_Named, kw_only=True, rename={"from_": "from"}):
     from_: str | None = None
     files: dict[str, str] | None = None
     adapters: dict[str, str] | None = None
+    draft_files: dict[str, str] | None = None
     path: str | None = None
     in_place: bool | None = None
     quantize: str | None = None
@@ -100,6 +104,7 @@ class CreateModel(msgspec.Struct, frozen=True, kw_only=True):
     renderer: str | None
     parser: str | None
     requires: str | None
+    quantize: str | None
 
 
 def decode_delete(body: bytes) -> str:
@@ -108,10 +113,21 @@ def decode_delete(body: bytes) -> str:
     return required_model(wire.model or wire.name)
 
 
-def decode_show(body: bytes) -> tuple[str, bool]:
-    """(name, verbose) of a request to show. Raises BadRequest."""
+class ShowModel(msgspec.Struct, frozen=True):
+    """A request to show a model, as it would be with another system text and further options."""
+
+    model: str
+    verbose: bool = False
+    system: str = ""
+    options: dict[str, Any] = {}
+
+
+def decode_show(body: bytes) -> ShowModel:
+    """The request of POST /api/show. Raises BadRequest."""
     wire = decode(_SHOW, body)
-    return required_model(wire.model or wire.name), wire.verbose is True
+    options, _unknown = check_options(wire.options or {})
+    model = required_model(wire.model or wire.name)
+    return ShowModel(model, wire.verbose is True, wire.system or "", options)
 
 
 def decode_copy(body: bytes) -> tuple[str, str]:
@@ -123,8 +139,10 @@ def decode_copy(body: bytes) -> tuple[str, str]:
 def decode_create(body: bytes) -> CreateModel:
     """The request of POST /api/create. Raises BadRequest."""
     wire = decode(_CREATE, body)
-    if wire.quantize or wire.quantization:
-        raise BadRequest("quantize", "quantizing is not available yet; import a quantized file")
+    if wire.draft_files:
+        raise BadRequest(
+            "draft_files", "there is no speculative decoding here; create the model without a draft"
+        )
     return CreateModel(
         model=required_model(wire.model or wire.name),
         stream=wire.stream is not False,
@@ -144,6 +162,7 @@ def decode_create(body: bytes) -> CreateModel:
         renderer=wire.renderer,
         parser=wire.parser,
         requires=wire.requires,
+        quantize=wire.quantize or wire.quantization or None,
     )
 
 

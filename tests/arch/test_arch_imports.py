@@ -131,6 +131,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "modelstore.digest",
         "modelstore.labels",
         "modelstore.modelfile",
+        "modelstore.picking",
         "modelstore.errors",
     ),
 }
@@ -151,9 +152,9 @@ ROOMS["cli.commands.doctor"] = (*ROOMS["cli"], "localrun.diagnosis", "localrun.s
 # library → the modules or packages that may import it; one that is not listed is a new dependency.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "msgspec": ("localrun", "modelstore", "cli"),
-    "llama_cpp": ("localrun.runner.llama", "localrun.runner.ggml"),
-    "numpy": ("localrun.runner.llama",),
-    "gguf": ("localrun.runner.fake",),
+    "llama_cpp": ("localrun.runner.llama", "localrun.runner.ggml", "localrun.runner.quantize"),
+    "numpy": ("localrun.runner.llama", "localrun.runner.convert"),
+    "gguf": ("localrun.runner.fake", "localrun.runner.convert"),
     "jinja2": ("localrun.runner.prompt.templates",),
     "gotpl": ("localrun.runner.prompt.go_template",),
     "psutil": ("localrun.runner.measure", "localrun.placement.machine", "cli.commands.serve"),

@@ -83,7 +83,10 @@ def test_create_uploads_what_a_near_daemon_may_not_read(
     ("text", "part"),
     [
         ("FROM ./none.gguf\n", "there is no file `./none.gguf`"),
-        ("FROM .\n", "is a folder"),
+        ("FROM .\n", "has neither GGUF nor safetensors files"),
+        ("FROM ./x-00001-of-00002.gguf\n", "there is no file `./x-00001-of-00002.gguf`"),
+        ("FROM m\nADAPTER ./lora/lora.safetensors\n", "convert_lora_to_gguf.py"),
+        ("FROM m\nDRAFT ./d.gguf\n", "there is no speculative decoding"),
         ("FROM ./Modelfile\n", "is not a GGUF file"),
         ("FROM m\nPARAMETER heat 3\n", "unknown PARAMETER `heat`"),
         ("FROM m\nPARAMETER top_k warm\n", 'option "top_k" must be of type integer'),
@@ -93,6 +96,8 @@ def test_create_uploads_what_a_near_daemon_may_not_read(
 )
 def test_create_refuses(shell: Shell, stub: Stub, tmp_path: Path, text: str, part: str) -> None:
     (tmp_path / "Modelfile").write_text(text)
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "lora.safetensors").touch()
     result = shell("create", "n", "-f", str(tmp_path / "Modelfile"))
     assert result.code in (1, 2)
     assert part in result.err
@@ -144,7 +149,10 @@ def test_create_says_what_is_in_the_place_of_a_file(
     weights = shell("create", "n", "--from-file", str(path))
     assert (weights.code, weights.err) == (2, f"Error: {said}; --from-file takes a GGUF file\n")
     by_name = shell("create", "n", "-f", "-", stdin=f"FROM {path}\n")
-    assert (by_name.code, said in by_name.err) == (2, True)
+    if what == "folder":  # which can hold a model
+        assert (by_name.code, "has neither GGUF nor" in by_name.err) == (1, True)
+    else:
+        assert (by_name.code, said in by_name.err) == (2, True)
     modelfile = shell("create", "n", "-f", str(path))
     assert modelfile.code == 2
     if what != "nothing":
@@ -171,3 +179,61 @@ def test_create_shows_one_line_on_a_terminal(stub: Stub, shell: Shell, tmp_path:
     (tmp_path / "Modelfile").write_text("FROM m\n")
     result = shell("create", "n", "-f", str(tmp_path / "Modelfile"), is_terminal=True)
     assert result.err == "\r\x1b[Kcopying 25%\r\x1b[Ksuccess\r\x1b[K"
+
+
+def test_create_uploads_all_that_belongs_to_a_model(
+    stub: Stub, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.commands.create.is_loopback", lambda _: False)
+    stub.on("POST", "/api/create", Reply(lines=[{"status": "success"}]))
+    folder = tmp_path / "model"
+    (folder / "1_Pooling").mkdir(parents=True)
+    contents = {
+        "model-00001-of-00002.safetensors": b"one",
+        "model-00002-of-00002.safetensors": b"two",
+        "config.json": b"{}",
+        "1_Pooling/config.json": b"[]",
+    }
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+    (folder / "pytorch_model.bin").write_bytes(b"another format")
+    (folder / "README.md").write_text("prose")
+    digests = {
+        name: "sha256:" + hashlib.sha256(data).hexdigest() for name, data in contents.items()
+    }
+    for digest in digests.values():
+        stub.on("HEAD", f"/api/blobs/{digest}", Reply(200))
+    result = shell("create", "n", "-f", "-", "-q", "Q8_0", stdin=f"FROM {folder}\n")
+    assert result.code == 0
+    body = stub.asked("/api/create")[0].json
+    assert (body["files"], body["quantize"]) == (digests, "Q8_0")
+
+
+def test_create_names_a_folder_of_a_near_daemon(stub: Stub, shell: Shell, tmp_path: Path) -> None:
+    stub.on("POST", "/api/create", Reply(lines=[{"status": "success"}]))
+    for number in (1, 2):
+        (tmp_path / f"x-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
+    assert shell("create", "n", "-f", "-", stdin=f"FROM {tmp_path}\n").code == 0
+    second = tmp_path / "x-00002-of-00002.gguf"
+    assert shell("create", "n", "--from-file", str(second)).code == 0
+    (tmp_path / "x-00001-of-00002.gguf").unlink()
+    missing = shell("create", "n", "--from-file", str(second))
+    assert (missing.code, "`x-00001-of-00002.gguf` is missing" in missing.err) == (1, True)
+    bodies = [request.json for request in stub.asked("/api/create")]
+    assert [body["path"] for body in bodies] == [str(tmp_path), str(second)]
+
+
+def test_create_leaves_out_parameters_without_effect(
+    stub: Stub, shell: Shell, tmp_path: Path
+) -> None:
+    stub.on("POST", "/api/create", Reply(lines=[{"status": "success"}]))
+    text = "FROM m\nPARAMETER num_keep 24\nPARAMETER mirostat 1\nPARAMETER top_k 3\n"
+    result = shell("create", "n", "-f", "-", stdin=text)
+    assert (result.code, result.err.splitlines()[:2]) == (
+        0,
+        [
+            f"warning: PARAMETER {name} has no effect and is left out"
+            for name in ("mirostat", "num_keep")
+        ],
+    )
+    assert stub.asked("/api/create")[0].json["parameters"] == {"top_k": 3}

@@ -375,7 +375,7 @@ def test_create_refuses_with_a_status_before_it_makes_anything(root, fields, sta
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_failure_on_the_way(root, monkeypatch, stream):
-    def failing(store, request, *, check_parameters):
+    def failing(store, request, **_passed_in):
         yield Progress("one")
         raise DiskFull(5, 4)
 
@@ -393,7 +393,7 @@ def test_a_client_that_leaves_ends_the_making(root, monkeypatch, stream):
     is_closed = threading.Event()
     is_begun = threading.Event()
 
-    def endless(store, request, *, check_parameters):
+    def endless(store, request, **_passed_in):
         try:
             while True:
                 is_begun.set()

@@ -20,8 +20,10 @@ def checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters
 
 
-def make(store: Store, name: str = "m", **fields: Any) -> list[Progress]:
-    return list(create(store, CreateRequest(name, **fields), check_parameters=checked))
+def make(
+    store: Store, name: str = "m", *, job: tuple[str, ...] = (), **fields: Any
+) -> list[Progress]:
+    return list(create(store, CreateRequest(name, **fields), check_parameters=checked, job=job))
 
 
 def upload(store: Store, path: Path) -> Digest:
@@ -31,4 +33,15 @@ def upload(store: Store, path: Path) -> Digest:
 def variant(tmp_path: Path, **metadata: Any) -> Path:
     path = tmp_path / "variant.gguf"
     write_gguf(path, tiny_metadata(**metadata), tiny_tensors())
+    return path
+
+
+def write_lora(path: Path, **metadata: Any) -> Path:
+    """A LoRA adapter for the tiny model."""
+    keys = {"general__type": "adapter", "adapter__type": "lora", **metadata}
+    tensors = [
+        ("blk.0.attn_q.weight.lora_a", (64, 1), 0, bytes(256)),
+        ("blk.0.attn_q.weight.lora_b", (1, 2), 0, bytes(8)),
+    ]
+    write_gguf(path, tiny_metadata(**keys), tensors)
     return path

@@ -14,7 +14,7 @@ from modelstore.errors import (
 )
 from modelstore.store import Store
 from tests.modelstore.gguf_writer import tiny_metadata, tiny_tensors, write_gguf
-from tests.modelstore.model_maker import checked, make, upload, variant
+from tests.modelstore.model_maker import checked, make, upload, variant, write_lora
 
 
 def test_an_uploaded_file_becomes_a_model(store: Store, gguf_path: Path) -> None:
@@ -163,19 +163,20 @@ def test_a_file_can_be_used_where_it_is(store: Store, gguf_path: Path) -> None:
 def test_files_find_their_role(
     store: Store, gguf_path: Path, tmp_path: Path, kind: str, role: str, paths: str
 ) -> None:
-    other = upload(store, variant(tmp_path, general__type=kind, general__architecture="clip"))
+    path = variant(tmp_path, general__type=kind, general__architecture="clip")
+    other = upload(store, write_lora(tmp_path / role) if kind == "adapter" else path)
     make(store, files={role: other, "model.gguf": upload(store, gguf_path)})
     record = store.resolve("m")
     assert getattr(record, paths) == (store.blobs.path(other),)
     assert record.model_digest == Digest.of(gguf_path.read_bytes())
     assert record.config.model_family == "llama"
-    families = ("clip", "llama") if kind == "mmproj" else ("llama",)
+    families = ("llama", "clip") if kind == "mmproj" else ("llama",)
     assert record.config.model_families == families
 
 
 def test_an_adapter_joins_a_model(store: Store, gguf_path: Path, tmp_path: Path) -> None:
     make(store, "base", path=gguf_path)
-    adapter = upload(store, variant(tmp_path, general__type="adapter"))
+    adapter = upload(store, write_lora(tmp_path / "lora.gguf"))
     make(store, "child", from_="base", adapters={"lora.gguf": adapter})
     assert store.resolve("child").adapter_paths == (store.blobs.path(adapter),)
     with pytest.raises(InvalidCreate, match="only one adapter"):

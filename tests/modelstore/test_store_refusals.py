@@ -13,13 +13,13 @@ from modelstore.errors import (
     BlobNotFound,
     DiskFull,
     IncompleteGGUF,
+    IncompleteSplit,
     InvalidCreate,
     InvalidGGUF,
     InvalidName,
     ModelNotFound,
     SourceNotAllowed,
     StoreError,
-    UnsupportedFormat,
 )
 from modelstore.store import Store
 from tests.modelstore.gguf_writer import Layout, tiny_metadata, tiny_tensors, write_gguf
@@ -44,7 +44,7 @@ ABSENT = Digest.of(b"never uploaded")
         ({"from_": "../x"}, InvalidName, "namespace"),
         ({"name": "a//b", "from_": "x"}, InvalidName, "namespace is empty"),
         ({"path": Path("absent.gguf")}, SourceNotAllowed, "cannot read `absent.gguf`"),
-        ({"path": Path("/")}, UnsupportedFormat, "folder"),
+        ({"path": Path("/proc/self/fd")}, InvalidCreate, "has neither GGUF nor safetensors files"),
         ({"path": Path("/dev/zero")}, SourceNotAllowed, "`zero` is not a regular file"),
         ({"from_": "x", "messages": ({"role": "robot"},)}, InvalidCreate, "role of a message"),
         ({"from_": "x", "parameters": {"bogus": 1}}, UnknownParameter, "bogus"),
@@ -114,7 +114,7 @@ def test_a_hostile_upload_is_refused(store: Store, tmp_path: Path, fault: str) -
     ("metadata", "kind", "text"),
     [
         ({"general__architecture": None}, InvalidGGUF, "`general.architecture` is missing"),
-        ({"split__count": 3}, UnsupportedFormat, "one of 3 parts"),
+        ({"split__count": 3}, IncompleteSplit, "split into 3 files, of which `part 2` and 1 more"),
         ({"general__type": "adapter"}, InvalidCreate, "exactly one file must be a model"),
         ({"general__architecture": "clip"}, InvalidCreate, "found 1 (projector)"),
     ],

@@ -70,6 +70,26 @@ def test_a_pulled_model_answers(
     }
 
 
+def test_a_model_is_made_from_one_that_has_to_be_pulled_first(
+    start_daemon: Start, docker_registry: DockerRegistry, gguf: Make
+) -> None:
+    docker_registry.put("user/base", "q4", gguf(200_000, pieces=["hel", "lo"]))
+    daemon = start_daemon(REGISTRIES=f"http://{docker_registry.host}")
+    base = f"{docker_registry.host}/user/base:q4"
+    body = {"model": "mine", "from": base, "system": "Be brief"}
+    statuses = [line.get("status") for line in daemon.stream("/api/create", body)]
+    assert statuses[0] == "pulling manifest"
+    assert [status for status in statuses if status == "success"] == statuses[-1:]
+    assert set(names(daemon)) == {base, "mine:latest"}
+    assert daemon.chat("mine", "hi")["message"]["content"] == "hello"
+    status, reply = daemon.request(
+        "POST",
+        "/api/create",
+        {**body, "from": f"{docker_registry.host}/user/none", "stream": False},
+    )
+    assert (status, "file does not exist" in reply.decode()) == (404, True)
+
+
 def test_the_python_client_follows_a_pull(
     start_daemon: Start, registry: FaultyRegistry, gguf: Make
 ) -> None:

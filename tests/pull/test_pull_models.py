@@ -213,7 +213,6 @@ def test_a_config_that_is_none_does_not_become_a_model(
 
 
 def test_the_url_of_one_part_brings_all_of_a_split_model(store: Store, tmp_path: Path) -> None:
-    pytest.importorskip("modelstore.splits", reason="the store takes no split models")
     files = tmp_path / "files"
     files.mkdir()
     writer = GGUFWriter(files / "big.gguf", "llama", split_max_tensors=2)

@@ -1,11 +1,15 @@
 """Conversations become prompts: by Jinja, by Go templates, without a template, and cut to fit."""
 
+import resource
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from localrun.core import Message
 from localrun.errors import ContextOverflow, TemplateFailed
+from localrun.runner.limits import bounded_memory, large_allocation
 from localrun.runner.prompt.fit import fit
 from localrun.runner.prompt.go_template import GoTemplate
 from localrun.runner.prompt.templates import JinjaTemplate, render_plain
@@ -65,6 +69,43 @@ def test_jinja_offers_what_chat_templates_expect(source: str, expected: str) -> 
 def test_a_template_that_refuses_or_misbehaves_is_an_error_not_a_crash(source: str) -> None:
     with pytest.raises(TemplateFailed):
         jinja(source).render(TALK)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts mapped memory")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**9 }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ 'a'.center(10**9) }}",
+        "{% set ns = namespace(s='ab' * 9000) %}{% for i in range(20) %}"
+        "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    ],
+)
+def test_a_template_gets_no_more_memory_than_it_may_have(source: str) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(MemoryError), bounded_memory(256 << 20):
+        jinja(source).render(TALK)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    with bounded_memory(256 << 20):
+        assert "three" in jinja(CHATML).render(TALK)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts mapped memory")
+def test_other_threads_get_what_they_need_beside_a_template() -> None:
+    def allocate() -> int:
+        with large_allocation():
+            return len(bytearray(512 << 20))
+
+    with bounded_memory(128 << 20), ThreadPoolExecutor(1) as other:
+        assert other.submit(allocate).result() == 512 << 20
+        with pytest.raises(MemoryError):
+            bytearray(512 << 20)
+        with large_allocation():
+            kept = bytearray(256 << 20)
+        # What was taken is not what the template may have.
+        assert bytearray(32 << 20)
+        assert kept
 
 
 @pytest.mark.parametrize("make", [jinja, GoTemplate])

@@ -11,6 +11,7 @@ from localrun.wire.native_models import (
     Description,
     Details,
     InstalledModel,
+    ShowModel,
     decode_copy,
     decode_create,
     decode_delete,
@@ -30,7 +31,7 @@ def body(**fields):
 @pytest.mark.parametrize("fields", [{"model": "m"}, {"name": "m"}, {"model": "m", "name": "x"}])
 def test_the_old_spelling_of_model_counts(fields):
     assert decode_delete(body(**fields)) == "m"
-    assert decode_show(body(**fields)) == ("m", False)
+    assert decode_show(body(**fields)) == ShowModel("m")
     assert decode_create(body(**fields)).model == "m"
 
 
@@ -41,7 +42,7 @@ def test_a_model_is_required(decode):
 
 
 def test_show_and_copy():
-    assert decode_show(body(model="m", verbose=True)) == ("m", True)
+    assert decode_show(body(model="m", verbose=True)) == ShowModel("m", True)
     assert decode_copy(body(source="a", destination="b")) == ("a", "b")
     assert decode_copy(b"{}") == ("", "")
 
@@ -74,10 +75,15 @@ def test_create_tells_no_files_from_an_empty_list():
     assert decode_create(body(model="m", license=["a", "b"])).licenses == ("a", "b")
 
 
-def test_quantizing_is_refused_for_now():
+@pytest.mark.parametrize("field", ["quantize", "quantization"])
+def test_the_type_to_quantize_to_has_two_spellings(field):
+    assert decode_create(body(model="m", **{field: "Q4_0"})).quantize == "Q4_0"
+
+
+def test_a_draft_model_is_refused():
     with pytest.raises(BadRequest) as caught:
-        decode_create(body(model="m", quantize="Q4_0"))
-    assert caught.value.path == "quantize"
+        decode_create(body(model="m", draft_files={"a": "b"}))
+    assert caught.value.path == "draft_files"
 
 
 def test_progress_leaves_out_what_is_not_known():

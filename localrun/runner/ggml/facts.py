@@ -12,12 +12,6 @@ from localrun.runner.model import LoadRefused
 _TYPE_BYTES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 
 
-def check(spec: LoadSpec) -> None:
-    """Raises LoadRefused for what cannot be loaded at all."""
-    if spec.adapter_paths:
-        raise LoadRefused("adapters (LoRA) cannot be applied yet")
-
-
 def read_facts(weights: Any, spec: LoadSpec) -> ModelFacts:
     """What the weights demand of a context. Raises LoadRefused for those that make no text."""
     if lib.llama_model_has_encoder(weights) or not lib.llama_model_has_decoder(weights):

@@ -5,7 +5,6 @@ the time that it takes to read the header. Where the exact sums are not to be ha
 the file's table of tensors and from the log.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from localrun.runner.engine.layout import ModelFacts, Shape
 from localrun.runner.ggml import library
 from localrun.runner.ggml.binding import lib
 from localrun.runner.ggml.devices import Machine
-from localrun.runner.ggml.facts import check, n_blocks, read_facts
+from localrun.runner.ggml.facts import n_blocks, read_facts
+from localrun.runner.ggml.files import open_weights, tensor_bytes
 from localrun.runner.ggml.log import Lines, log
 from localrun.runner.ggml.params import EXPERTS, context_params, model_params, without_allocation
 from localrun.runner.model import LoadRefused
@@ -47,6 +47,13 @@ class Tensors:
     input_bytes: int
     output_bytes: int
     is_tied: bool
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the layers take, KV and compute buffers aside."""
+        parts = zip(self.blocks, self.experts, strict=True)
+        layers = tuple(Layer(weights, 0, experts) for weights, experts in parts)
+        return Sizes(layers, self.input_bytes, self.output_bytes, self.is_tied)
 
     @classmethod
     def of(cls, sizes: Mapping[str, int], n_layers: int) -> "Tensors":
@@ -89,17 +96,32 @@ def read_needs(
     return needs
 
 
+def with_adapters(
+    needs: Mapping[str, Need], spec: LoadSpec, n_layers: int, split: Split
+) -> dict[str, Need]:
+    """`needs`, of weights alone, and the spec's adapters.
+
+    llama.cpp does not count them; each of their tensors lies beside the one that it changes.
+    """
+    total = dict(needs)
+    if not spec.adapter_paths:
+        return total
+    adapters = Tensors.of(tensor_bytes(spec.adapter_paths), n_layers)
+    for name, more in needs_of(adapters.sizes, split).items():
+        before = total.get(name, Need())
+        total[name] = replace(before, weights_bytes=before.weights_bytes + more.weights_bytes)
+    return total
+
+
 class Probe:
     """A model with one split, without memory. Use as a context manager. Raises LoadRefused."""
 
     def __init__(self, spec: LoadSpec, split: Split, machine: Machine) -> None:
-        check(spec)
         self._spec = spec
         self._split = split
         self._machine = machine
-        path = os.fsencode(spec.weights_path)
         params = without_allocation(model_params(spec, split, machine.handle))
-        self._weights = lib.llama_model_load_from_file(path, params.struct)
+        self._weights = open_weights(spec, params.struct)
         if not self._weights:
             raise LoadRefused("llama.cpp cannot load the file")
         try:
@@ -108,7 +130,8 @@ class Probe:
             self.close()
             raise
         self._n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._weights)))
-        self._tensors = Tensors.of(library.tensor_bytes(path), n_blocks(self._weights))
+        tensors = tensor_bytes((*spec.weights_paths, *spec.adapter_paths))
+        self._tensors = Tensors.of(tensors, n_blocks(self._weights))
 
     def __enter__(self) -> "Probe":
         return self
@@ -133,6 +156,9 @@ class Probe:
         kv = lines.kv_bytes(len(self._tensors.blocks))
         if needs is None:
             needs = self._added_up(kv, lines, shape)
+        else:
+            n_layers = len(self._tensors.blocks)
+            needs = with_adapters(needs, self._spec, n_layers, self._split)
         return Measured(self._as_loaded(needs), tuple(kv))
 
     def _as_loaded(self, needs: dict[str, Need]) -> dict[str, Need]:

@@ -36,7 +36,7 @@ class GoTemplate:
             if self._takes_messages:
                 return self._render_messages(messages)
             return self._render_turns(messages)
-        except TemplateFailed:
+        except (TemplateFailed, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
             raise TemplateFailed(f"{type(error).__name__}: {error}") from None

@@ -13,8 +13,9 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from localrun.core import ChatPrompt, Message, RawPrompt
-from localrun.errors import BadRequest, ContextOverflow, LocalrunError
+from localrun.errors import BadRequest, ContextOverflow, LocalrunError, TemplateFailed
 from localrun.ipc.messages import Cancel, Rendering, Submit
+from localrun.runner.limits import bounded_memory
 from localrun.runner.model import Vocab
 from localrun.runner.prompt.fit import check_size, fit
 from localrun.runner.prompt.templates import JinjaTemplate, render_plain
@@ -104,7 +105,11 @@ class PromptThread:
             tokens = self._vocab.tokenize(prompt.text)
         else:
             self._tell(Rendering(submit.id))
-            tokens = self._chat_tokens(prompt, submit)
+            try:
+                with bounded_memory():
+                    tokens = self._chat_tokens(prompt, submit)
+            except MemoryError:
+                raise TemplateFailed("it takes too much memory") from None
         if not tokens:
             # llama.cpp needs a token to start from; an empty prompt without BOS has none.
             tokens = self._vocab.tokenize(" ")

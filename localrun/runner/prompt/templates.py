@@ -2,8 +2,8 @@
 
 A GGUF carries a Jinja template, which runs in Jinja's sandbox with the names that Hugging Face's
 `apply_chat_template` offers. A Modelfile's TEMPLATE (`go_template`) wins over it. A model with
-neither gets its turns' texts, one per line pair. There is no time limit here: the daemon ends a
-runner whose template does not come back.
+neither gets its turns' texts, one per line pair. There is no limit here: the daemon ends a runner
+whose template does not come back, and `localrun.runner.limits` bounds its memory.
 """
 
 import datetime
@@ -45,8 +45,8 @@ def _tojson(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _jinja_environment() -> jinja2.sandbox.SandboxedEnvironment:
-    environment = jinja2.sandbox.SandboxedEnvironment(
+def _jinja_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, "jinja2.ext.loopcontrols"],
@@ -75,7 +75,7 @@ class JinjaTemplate:
         turns = [_jinja_message(message) for message in messages]
         try:
             return self._template.render(messages=turns, add_generation_prompt=True, **self._tokens)
-        except TemplateFailed:
+        except (TemplateFailed, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
             raise TemplateFailed(f"{type(error).__name__}: {error}") from None
