@@ -356,7 +356,8 @@ def test_a_stranger_names_no_file_of_this_machine(root, gguf, where):
     ("fields", "status", "words"),
     [
         ({}, 400, "neither 'from' or 'files' was specified"),
-        ({"from": "nope"}, 404, "not found"),
+        # It would be pulled, but not from there.
+        ({"from": "127.0.0.1:1/a/nope"}, 403, "LOCALRUN_REGISTRIES"),
         ({"files": {"../a": DIGEST}}, 400, "file path must be relative"),
         ({"files": {"a.gguf": ""}}, 400, "invalid digest format"),
         ({"path": "/etc/passwd"}, 403, "is not a GGUF file"),
