@@ -93,6 +93,7 @@ TABLE: dict[type[Exception], Row] = {
     refusals.HeadTooLarge: Row(431, _BAD, "head_too_large"),
     refusals.BodyTooLarge: Row(413, _BAD, "body_too_large"),
     refusals.BodyTimeout: Row(408, _BAD, "body_timeout"),
+    refusals.BodyTooSlow: Row(408, _BAD, "body_timeout"),
     refusals.EncodingRefused: Row(415, _BAD, "encoding_refused"),
     refusals.HostRefused: Row(403, _BAD, "host_refused"),
     refusals.OriginRefused: Row(403, _BAD, "origin_refused"),

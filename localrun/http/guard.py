@@ -112,7 +112,6 @@ class Guard:
             )
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        dialect = dialect_of(scope["path"])
         try:
             _use_authority(scope)
             headers = Headers(scope=scope)
@@ -120,7 +119,7 @@ class Guard:
             granted = self._grant(scope, headers)
             self._check_host(headers)
         except TransportError as error:
-            await error_response(error, dialect)(scope, receive, send)
+            await error_response(error, dialect_of(scope["path"]))(scope, receive, send)
             return
         if granted:
             if scope["method"] == "OPTIONS":
@@ -133,7 +132,7 @@ class Guard:
             self._check_caller(scope, headers)
             limit = self._check_body(scope, headers)
         except (TransportError, ShuttingDown) as error:
-            await error_response(error, dialect)(scope, receive, send)
+            await error_response(error, dialect_of(scope["path"]))(scope, receive, send)
             return
         body = _Body(receive, limit, self._limits.body_idle_s)
         await self._app(scope, body.receive, send)

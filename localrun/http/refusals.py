@@ -64,6 +64,16 @@ class BodyTimeout(TransportError):
 
 
 @dataclass(eq=False)
+class BodyTooSlow(TransportError):
+    """A large body had not arrived whole after `limit_s` seconds."""
+
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"the request body did not arrive within {self.limit_s:g} s"
+
+
+@dataclass(eq=False)
 class EncodingRefused(TransportError):
     """The body is compressed."""
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from localrun.http.keys import SCOPE_KEY, Caller
+from localrun.http.refusals import BodyTooSlow
 from localrun.http.turns import Turns
 
 T = TypeVar("T")
@@ -21,31 +22,49 @@ T = TypeVar("T")
 _LARGE_BYTES = 1 << 20
 # With the limit of 64 MiB for a body they take 256 MiB at most; the next one is not read meanwhile.
 _N_LARGE = 4
+# From then on somebody may wait for its place. 64 MiB in this time are 2 Mbit/s.
+_LARGE_LIMIT_S = 300.0
 
 
 class Bodies:
     """Reads and decodes the JSON bodies of all requests."""
 
-    def __init__(self, *, large_bytes: int = _LARGE_BYTES, n_large: int = _N_LARGE) -> None:
+    def __init__(
+        self,
+        *,
+        large_bytes: int = _LARGE_BYTES,
+        n_large: int = _N_LARGE,
+        large_limit_s: float = _LARGE_LIMIT_S,
+    ) -> None:
         self._large_bytes = large_bytes
         self._large = asyncio.Semaphore(n_large)
+        self._large_limit_s = large_limit_s
 
     async def decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
-        """What `decode` makes of the body. Raises what it and reading raise."""
-        pieces: list[bytes] = []
-        n_bytes = 0
+        """What `decode` makes of the body. Raises BodyTooSlow, and what it and reading raise."""
         async with AsyncExitStack() as held:
-            async for piece in request.stream():
-                is_large = n_bytes > self._large_bytes
-                n_bytes += len(piece)
-                pieces.append(piece)
-                if n_bytes > self._large_bytes and not is_large:
-                    await held.enter_async_context(self._large)
-            body = b"".join(pieces)
-            pieces.clear()
-            if n_bytes > self._large_bytes:
+            body = await self._read(request, held)
+            if len(body) > self._large_bytes:
                 return await asyncio.to_thread(decode, body)
         return decode(body)
+
+    async def _read(self, request: Request, held: AsyncExitStack) -> bytes:
+        """The whole body; the place of a large one is in `held`."""
+        pieces: list[bytes] = []
+        n_bytes = 0
+        try:
+            async with asyncio.timeout(None) as limit:
+                async for piece in request.stream():
+                    was_large = n_bytes > self._large_bytes
+                    n_bytes += len(piece)
+                    pieces.append(piece)
+                    if n_bytes > self._large_bytes and not was_large:
+                        await held.enter_async_context(self._large)
+                        now_s = asyncio.get_running_loop().time()
+                        limit.reschedule(now_s + self._large_limit_s)
+        except TimeoutError:
+            raise BodyTooSlow(self._large_limit_s) from None
+        return b"".join(pieces)
 
 
 class ApiRequest(Request):

@@ -270,3 +270,37 @@ def test_openai_errors_are_of_the_right_class(openai_client: openai.OpenAI) -> N
             model=MODEL, messages=[{"role": "user", "content": "word " * 5000}]
         )
     assert error.value.code == "context_length_exceeded"
+
+
+# ---- with a key
+
+
+@pytest.fixture
+def keyed_url(start_daemon: Callable[..., Daemon]) -> str:
+    return start_daemon(API_KEY="sk-of-this-server").url
+
+
+@pytest.mark.client(OLLAMA, "API key")
+def test_ollama_sends_the_key_of_its_variable(
+    keyed_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, status in (("sk-of-this-server", 0), ("sk-wrong", 401)):
+        monkeypatch.setenv("OLLAMA_API_KEY", key)
+        client = ollama.Client(host=keyed_url)
+        if status:
+            with pytest.raises(ollama.ResponseError, match="API key") as error:
+                client.list()
+            assert error.value.status_code == status
+        else:
+            assert client.list().models == []
+        client._client.close()
+
+
+@pytest.mark.client(OPENAI, "API key")
+def test_openai_sends_its_key(keyed_url: str) -> None:
+    with openai.OpenAI(base_url=f"{keyed_url}/v1", api_key="sk-of-this-server") as client:
+        assert list(client.models.list()) == []
+    with openai.OpenAI(base_url=f"{keyed_url}/v1", api_key="sk-wrong") as client:
+        with pytest.raises(openai.AuthenticationError) as error:
+            client.models.list()
+        assert error.value.code == "invalid_api_key"

@@ -6,6 +6,7 @@ import threading
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
+from localrun.http.refusals import BodyTooSlow
 from localrun.http.requests import Bodies
 
 LARGE = b"x" * 101
@@ -91,5 +92,18 @@ def test_no_more_large_bodies_are_read_than_memory_is_for():
         uploads[2].send(b"", more=False)
         assert await tasks[2] == 102
         assert not bodies._large.locked()
+
+    run(main)
+
+
+def test_a_large_body_that_takes_too_long_gives_its_place_back():
+    async def main():
+        bodies = Bodies(large_bytes=100, n_large=1, large_limit_s=0.01)
+        slow = Upload(LARGE)
+        with pytest.raises(BodyTooSlow):
+            await bodies.decoded(slow.request, len)
+        upload = Upload()
+        upload.send(LARGE, more=False)
+        assert await bodies.decoded(upload.request, len) == len(LARGE)
 
     run(main)
