@@ -49,7 +49,10 @@ class SamplingParams(Struct, frozen=True):
     filter off. `repeat_last_n` tokens are looked back at: 0 none, -1 the whole window. `seed` -1
     draws one. `num_predict` bounds the completion: -1 and -2 mean until the window is full.
     `deterministic` gives up shared prefixes and shared forwards, so that nothing else on the
-    machine changes a bit of the logits. Defaults are Ollama's.
+    machine changes a bit of the logits. `logit_bias` is added to the logits of single tokens, by
+    id, before all filters: -100 bans a token, 100 leaves no other. `top_logprobs` asks for the
+    log-probability of each token and of so many likeliest ones, None for neither; it changes
+    nothing that is sampled. Defaults are Ollama's.
     """
 
     temperature: float = 0.8
@@ -65,11 +68,13 @@ class SamplingParams(Struct, frozen=True):
     num_predict: int = -1
     stop: tuple[str, ...] = ()
     deterministic: bool = False
+    logit_bias: dict[int, float] = {}
+    top_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:
-        """True when every step takes the likeliest token and no penalty moves the logits."""
-        return self.temperature <= 0 and not self.has_penalties
+        """True when every step takes the likeliest token and nothing moves the logits."""
+        return self.temperature <= 0 and not self.has_penalties and not self.logit_bias
 
     @property
     def starts_fresh(self) -> bool:
@@ -235,7 +240,7 @@ class Call(Struct, frozen=True):
     `options` are checked but not yet merged with the model's own. `keep_alive_s` None leaves the
     loaded model's value. `system` replaces the model's system text, `template` its Go template.
     `client` is whom requests are shared out fairly among, an API key or an address; prefixes are
-    shared within a `scope` only.
+    shared within a `scope` only. `top_logprobs` as in `SamplingParams`.
     """
 
     model: str
@@ -249,6 +254,7 @@ class Call(Struct, frozen=True):
     client: str = ""
     scope: str = ""
     n_each: int = 1
+    top_logprobs: int | None = None
 
     @property
     def n_choices(self) -> int:
@@ -268,15 +274,37 @@ class Usage(Struct, frozen=True):
     total_ns: int = 0
 
 
+class Likelihood(Struct, frozen=True, array_like=True, gc=False):
+    """A token's bytes, and the natural logarithm of its probability."""
+
+    data: bytes
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """A token of the answer; `data` may be part of a character, and `top` are the likeliest.
+
+    The probabilities are the model's own, before temperature, penalties and biases. Of a token
+    that a stop string cuts, `data` is what is before the cut.
+    """
+
+    data: bytes
+    logprob: float
+    top: tuple[Likelihood, ...] = ()
+
+
 class TextDelta(Struct, frozen=True, tag="text", omit_defaults=True):
     """A piece of the answer: whole characters, never part of a stop string.
 
     `index` is the choice that it belongs to, choice j of prompt i being number `i * n_each + j`.
     The daemon counts so; for a runner every choice is a request of its own, with index 0.
+    `logprobs`, if asked for, are the tokens that have become part of the text with this piece;
+    the bytes of them all are those of the whole text. Rarely they come without text, at its end.
     """
 
     text: str
     index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Done(Struct, frozen=True, tag="done"):
@@ -299,6 +327,7 @@ class Choice(Struct, frozen=True):
 
     text: str
     done: Done
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class RunnerInfo(Struct, frozen=True):

@@ -46,10 +46,14 @@ class BadRequest(LocalrunError):
 
 @dataclass(eq=False)
 class Unsupported(LocalrunError):
-    """`model` lacks `capability` (Ollama's words: generate, chat, tools, insert, …)."""
+    """`model` lacks `capability` (Ollama's words: generate, chat, tools, insert, …).
+
+    `path` is the JSON path of the field that needs it, or empty.
+    """
 
     model: str
     capability: str
+    path: str = ""
 
     def __str__(self) -> str:
         return f'"{self.model}" does not support {self.capability}'

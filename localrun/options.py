@@ -5,6 +5,7 @@ Names, types and defaults are Ollama's; the defaults themselves stand on `Sampli
 parameters with it, the CLI uses it for `PARAMETER` lines.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -17,10 +18,13 @@ from localrun.core import Admission, LoadOptions, SamplingParams
 from localrun.errors import BadRequest
 
 Scope = Literal["load", "request"]
-Kind = Literal["integer", "number", "boolean", "strings", "numbers", "choice"]
+Kind = Literal["integer", "number", "boolean", "strings", "numbers", "choice", "biases"]
 
 # Every step searches for all of them; OpenAI takes 4.
 _MAX_STOPS = 128
+
+# Each is looked at for every token. OpenAI takes 300; lists of words to avoid are a few hundred.
+_MAX_BIASES = 1024
 
 # llama.cpp knows no more devices of one kind.
 _MAX_GPUS = 16
@@ -65,6 +69,7 @@ OPTIONS: dict[str, Option] = {
         Option("num_predict", "request", "integer", -2, _INT32_MAX),
         Option("stop", "request", "strings"),
         Option("deterministic", "request", "boolean"),
+        Option("logit_bias", "request", "biases", -100, 100),
     )
 }
 
@@ -106,6 +111,8 @@ def check_option(name: str, value: Any, *, path: str) -> Any:
             checked = _strings(value, path)
         case "numbers":
             checked = _numbers(option, value, path)
+        case "biases":
+            checked = _biases(option, value, path)
         case "choice":
             checked = value if value in option.choices else None
         case "integer" | "number":
@@ -123,6 +130,7 @@ _WORDS = {
     "boolean": "of type boolean",
     "strings": "of type array of strings",
     "numbers": "of type array of numbers",
+    "biases": "of type object, with token ids as keys",
 }
 
 
@@ -162,6 +170,32 @@ def _numbers(option: Option, value: Any, path: str) -> tuple[float, ...] | None:
     if None in numbers:
         return None
     return tuple(_in_range(option, number, path) for number in numbers if number is not None)
+
+
+_TOKEN_ID = re.compile(r"\d{1,10}", re.ASCII)
+
+
+def _biases(option: Option, value: Any, path: str) -> dict[str, float] | None:
+    """Biases by token id, cut to the range; None when it is no map.
+
+    A line of a Modelfile holds the map as JSON. The keys stay text, as JSON stores them. Which ids
+    a model has, its runner knows.
+    """
+    if isinstance(value, str):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            value = msgspec.json.decode(value)
+    if not isinstance(value, Mapping):
+        return None
+    if len(value) > _MAX_BIASES:
+        raise BadRequest(path, f"holds {len(value)} token ids, more than {_MAX_BIASES}")
+    biases: dict[str, float] = {}
+    for key, bias in value.items():
+        if not _TOKEN_ID.fullmatch(str(key)):
+            raise BadRequest(path, f'"{str(key)[:40]}" is not a token id')
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or bias != bias:
+            raise BadRequest(path, f"the bias of token id {key} must be a number")
+        biases[str(int(key))] = min(max(float(bias), option.low), option.high)
+    return biases
 
 
 def _in_range(option: Option, value: float, path: str) -> float:
@@ -208,5 +242,6 @@ def merge(layers: Iterable[Mapping[str, Any]]) -> tuple[LoadOptions, SamplingPar
         by_scope[OPTIONS[name].scope][name] = value
     return (
         msgspec.convert(by_scope["load"], LoadOptions),
-        msgspec.convert(by_scope["request"], SamplingParams),
+        # Ids of tokens are text in JSON.
+        msgspec.convert(by_scope["request"], SamplingParams, str_keys=True),
     )

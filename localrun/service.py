@@ -184,6 +184,7 @@ class InferenceService:
         own, _unknown = check_options(record.parameters, path="parameters")
         defaults = {"deterministic": self._defaults.deterministic}
         load_options, sampling = merge([defaults, own, call.options])
+        sampling = msgspec.structs.replace(sampling, top_logprobs=call.top_logprobs)
         return _Work(
             self._load_spec(record, header, load_options, devices),
             record.name.display(),

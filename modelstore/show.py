@@ -164,4 +164,6 @@ def _single_values(record: Record) -> Iterator[tuple[str, Any]]:
 def _plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_plain, value))
+    if isinstance(value, dict):
+        return json.dumps(value)
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

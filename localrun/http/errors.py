@@ -108,6 +108,8 @@ TABLE: dict[type[Exception], Row] = {
 }
 
 _UNMAPPED = Row(500, code="internal_error", text="internal error")
+# Errors that name the field of the request.
+_WITH_PATH = (ours.BadRequest, ours.Unsupported, ours.WindowTooLarge)
 # Folders of an absolute path, with spaces only inside quotes; the file's own name stays.
 _FOLDERS = re.compile(
     r"""(?<=['"`])/(?:[^/'"`\n]+/)+  |  (?<![\w.:/-])/(?:[^/\s'"`]+/)+""", re.VERBOSE
@@ -130,7 +132,7 @@ def fault_of(error: Exception) -> tuple[Row, Fault]:
     message = str(error) if row.text is None else row.text
     if row.from_engine:
         message = _FOLDERS.sub("", message)
-    path = error.path if isinstance(error, ours.BadRequest | ours.WindowTooLarge) else ""
+    path = error.path if isinstance(error, _WITH_PATH) else ""
     return row, Fault(message, row.kind, row.code, path)
 
 

@@ -42,7 +42,11 @@ class OpenAIApi:
     def _answer(self, request: ApiRequest, wanted: CompletionRequest, kind: Kind) -> AnswerResponse:
         call = wanted.call
         writer = OpenAIWriter(
-            call.model, kind, n_each=call.n_each, include_usage=wanted.include_usage
+            call.model,
+            kind,
+            n_each=call.n_each,
+            include_usage=wanted.include_usage,
+            has_logprobs=call.top_logprobs is not None,
         )
         return answer(self._service, wanted, writer, "openai", request=request)
 

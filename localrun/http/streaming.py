@@ -211,17 +211,17 @@ class AnswerResponse:
         return Response(document, headers=self._headers, media_type=JSON_TYPE)
 
     async def _collect(self, answer: Answer) -> bytes:
-        pieces: list[list[str]] = [[] for _ in range(self._n_choices)]
+        pieces: list[list[TextDelta]] = [[] for _ in range(self._n_choices)]
         dones: dict[int, Done] = {}
         while len(dones) < self._n_choices:
             event = await anext(answer, None)
             if event is None:
                 raise AnswerBroken
             if isinstance(event, TextDelta):
-                pieces[event.index].append(event.text)
+                pieces[event.index].append(event)
             else:
                 dones[event.index] = event
-        return self._writer.whole([Choice("".join(pieces[i]), dones[i]) for i in sorted(dones)])
+        return self._writer.whole([_joined(pieces[i], dones[i]) for i in sorted(dones)])
 
     async def _forward(self, answer: Answer, sender: Sender) -> None:
         """Streams the answer; what ends it is the final object or an error, never both."""
@@ -243,3 +243,8 @@ class AnswerResponse:
             return self._writer.final(event, is_last=n_open == 0), n_open
         except Exception as error:  # noqa: BLE001 - it becomes the last frame of the stream
             return self._writer.failure(fault_of(error)[1]), 0
+
+
+def _joined(pieces: Sequence[TextDelta], done: Done) -> Choice:
+    text = "".join(piece.text for piece in pieces)
+    return Choice(text, done, tuple(entry for piece in pieces for entry in piece.logprobs))

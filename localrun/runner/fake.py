@@ -21,7 +21,7 @@ from localrun.core import LoadSpec, RunnerInfo, SamplingParams
 from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import CPU, Fit, Need, Plan, Split
 from localrun.runner.engine.layout import ModelFacts, Shape
-from localrun.runner.model import LoadRefused, Model, OnProgress, State
+from localrun.runner.model import Likelihoods, LoadRefused, Model, OnProgress, State, Wanted
 
 SCRIPT_KEY = "localrun.script"
 
@@ -30,6 +30,8 @@ T = TypeVar("T")
 _FIRST_PIECE = 256
 _END = 1_000_000
 _BOS = 1_000_001
+# What llama.cpp returns when a graph could not be computed.
+_FAILED = -3
 # A byte that is said rather than read: where the answer began can be seen from the tokens alone.
 _ECHO = 2_000_000
 
@@ -40,9 +42,12 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     `pieces` are said one a step, then the answer ends, or starts over when `endless`; `echo`
     says the prompt's bytes instead. `load_s` passes in ten reports of progress, or none when
     `load_silent`. `step_s` and `row_s` are seconds per forward and per row of it. The process
-    aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`. A context has
+    aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`; forward number
+    `fail_at_forward` fails and changes nothing. A context has
     `n_cells_lost` fewer cells than was asked for. `needs_bytes` is what the model says that it
     takes (None the size of its file), `machine_bytes` what there is of memory for all models.
+    `logprobs` are those of the pieces, 0 where there is none; the likeliest tokens besides are
+    the pieces that follow, each e times less likely than the one before.
     """
 
     pieces: tuple[bytes, ...] = ()
@@ -54,6 +59,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     step_s: float = 0.0
     row_s: float = 0.0
     crash_at_forward: int = 0
+    fail_at_forward: int = 0
     crash_on: bytes = b""
     crash_on_load: bool = False
     chat_template: str | None = None
@@ -63,6 +69,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     n_cells_lost: int = 0
     needs_bytes: int | None = None
     machine_bytes: int = 1 << 40
+    logprobs: tuple[float, ...] = ()
 
 
 class FakeVocab:
@@ -95,6 +102,11 @@ class FakeVocab:
         if token >= _ECHO:
             return bytes((token - _ECHO,))
         return self._script.pieces[token - _FIRST_PIECE]
+
+    def token_name(self, token: int) -> bytes:
+        """As `token_bytes`, but END and BOS have names."""
+        names = {_END: self.eos_text, _BOS: self.bos_text}
+        return names[token].encode() if token in names else self.token_bytes(token)
 
     def is_end(self, token: int) -> bool:
         """True for END."""
@@ -211,6 +223,8 @@ class FakeModel:
             raise ValueError(f"{len(tokens)} rows do not fit a batch of {self.n_batch}")
         self._n_forwards += 1
         time.sleep(self._script.step_s + self._script.row_s * len(tokens))
+        if self._n_forwards == self._script.fail_at_forward:
+            return _FAILED
         if len(tokens) > self.n_free:
             return 1
         for token, position, kv_id in zip(tokens, positions, kv_ids, strict=True):
@@ -252,6 +266,18 @@ class FakeModel:
         if self._script.endless and said:
             return said[index % len(said)]
         return said[index] if index < len(said) else _END
+
+    def likelihoods(self, wanted: Sequence[Wanted]) -> list[Likelihoods]:
+        """As scripted; see `Script`."""
+        return [self._likelihoods_of(token, n_top) for _, token, n_top in wanted]
+
+    def _likelihoods_of(self, token: int, n_top: int) -> Likelihoods:
+        n, number = len(self._script.pieces), token - _FIRST_PIECE
+        if not 0 <= number < n:
+            return Likelihoods(0.0, ((token, 0.0),)[:n_top])
+        taken = self._script.logprobs[number] if number < len(self._script.logprobs) else 0.0
+        others = (_FIRST_PIECE + (number + i) % n for i in range(min(n_top, n)))
+        return Likelihoods(taken, tuple((other, taken - i) for i, other in enumerate(others)))
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> FakeSampler:
         """A sampler without choices."""

@@ -7,7 +7,6 @@ engine thread. Arrays from `llama_get_logits` die at the next decode.
 """
 
 import ctypes
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from localrun.runner.ggml.binding import lib
 from localrun.runner.ggml.devices import Machine
 from localrun.runner.ggml.files import Adapters, open_weights
 from localrun.runner.ggml.log import Lines, log
+from localrun.runner.ggml.logits import likeliest, likelihoods
 from localrun.runner.ggml.params import (
     FLASH_ATTENTION_AUTO,
     FLASH_ATTENTION_ON,
@@ -31,9 +31,18 @@ from localrun.runner.ggml.params import (
     model_params,
 )
 from localrun.runner.ggml.probe import read_needs, with_adapters
+from localrun.runner.ggml.sampler import LlamaSampler
 from localrun.runner.limits import large_allocation
 from localrun.runner.measure import free_ram_bytes
-from localrun.runner.model import Berth, LoadRefused, NoMemory, OnProgress, State
+from localrun.runner.model import (
+    Berth,
+    Likelihoods,
+    LoadRefused,
+    NoMemory,
+    OnProgress,
+    State,
+    Wanted,
+)
 
 # Share of the free memory for KV outside the context, and the most that is taken unasked.
 _HOST_SHARE, _HOST_LIMIT_BYTES = 0.1, 4 << 30
@@ -87,11 +96,15 @@ class LlamaVocab:
             known = self._bytes[token] = self._read_piece(token)
         return known
 
-    def _read_piece(self, token: int) -> bytes:
+    def token_name(self, token: int) -> bytes:
+        """As `token_bytes`, but a control token as the vocabulary writes it."""
+        return self.token_bytes(token) or self._read_piece(token, special=True)
+
+    def _read_piece(self, token: int, *, special: bool = False) -> bytes:
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            n = lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+            n = lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
             if n >= 0:
                 return buffer.raw[:n]
             room = -n
@@ -99,60 +112,6 @@ class LlamaVocab:
     def is_end(self, token: int) -> bool:
         """True for every end-of-generation token."""
         return bool(lib.llama_vocab_is_eog(self._vocab, token))
-
-
-class LlamaSampler:
-    """One sequence's sampler chain, in llama.cpp's own order of filters."""
-
-    def __init__(self, model: "LlamaModel", params: SamplingParams) -> None:
-        self._model = model
-        self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        if params.has_penalties:
-            self._add(
-                lib.llama_sampler_init_penalties(
-                    model.vocab.n_tokens,
-                    params.n_lookback(model.info.n_ctx),
-                    params.repeat_penalty,
-                    params.frequency_penalty,
-                    params.presence_penalty,
-                )
-            )
-        if params.temperature <= 0:
-            self._add(lib.llama_sampler_init_greedy())
-            return
-        if params.top_k > 0:
-            self._add(lib.llama_sampler_init_top_k(params.top_k))
-        if params.typical_p < 1:
-            self._add(lib.llama_sampler_init_typical(params.typical_p, 1))
-        if params.top_p < 1:
-            self._add(lib.llama_sampler_init_top_p(params.top_p, 1))
-        if params.min_p > 0:
-            self._add(lib.llama_sampler_init_min_p(params.min_p, 1))
-        self._add(lib.llama_sampler_init_temp(params.temperature))
-        self._add(lib.llama_sampler_init_dist(_seed(params.seed)))
-
-    def _add(self, sampler: Any) -> None:
-        lib.llama_sampler_chain_add(self._chain, sampler)
-
-    def remember(self, tokens: Sequence[int]) -> None:
-        """Tells the penalties what came before."""
-        for token in tokens:
-            lib.llama_sampler_accept(self._chain, token)
-
-    def sample(self, row: int) -> int:
-        """The token for output `row`; the chain remembers it."""
-        return self._model.sample(self._chain, row)
-
-    def close(self) -> None:
-        """Frees the chain."""
-        if self._chain is not None:
-            lib.llama_sampler_free(self._chain)
-            self._chain = None
-
-
-def _seed(seed: int) -> int:
-    """32 bits for llama.cpp; -1 (and every negative number, as in Ollama) draws them."""
-    return int.from_bytes(os.urandom(4), "little") if seed < 0 else seed & 0xFFFFFFFF
 
 
 class _Batch:
@@ -389,13 +348,11 @@ class LlamaModel:
 
     def greedy(self) -> list[int]:
         """The likeliest token of every output row; see `Model.greedy`."""
-        logits = self._logits()
-        likeliest: list[int] = logits.argmax(axis=1).tolist()
-        for row, token in enumerate(likeliest):
-            best = logits[row, token]
-            if best != best:  # a row with a NaN has its first NaN as maximum
-                likeliest[row] = -1
-        return likeliest
+        return likeliest(self._logits())
+
+    def likelihoods(self, wanted: Sequence[Wanted]) -> list[Likelihoods]:
+        """How likely tokens were; see `Model.likelihoods`."""
+        return likelihoods(self._logits(), wanted)
 
     def sample(self, chain: Any, row: int) -> int:
         """What `chain` takes for output `row` of the last forward."""
@@ -418,7 +375,9 @@ class LlamaModel:
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> LlamaSampler:
         """A chain for one sequence; see `Model.sampler`."""
-        sampler = LlamaSampler(self, params)
+        sampler = LlamaSampler(
+            params, n_vocab=self.vocab.n_tokens, n_ctx=self.info.n_ctx, sample=self.sample
+        )
         if params.has_penalties:
             sampler.remember(prompt[-params.n_lookback(self.info.n_ctx) :])
         return sampler

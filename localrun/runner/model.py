@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from localrun.core import RunnerInfo, SamplingParams
 from localrun.memory import Need, Split
@@ -40,6 +40,21 @@ class Berth:
     cell_bytes: int
 
 
+class Likelihoods(NamedTuple):
+    """Log-probabilities at one place: of the token that was taken, and the likeliest, by id."""
+
+    taken: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Wanted(NamedTuple):
+    """Asks for the log-probability of `token` in output `row`, and of the `n_top` likeliest."""
+
+    row: int
+    token: int
+    n_top: int
+
+
 class Vocab(Protocol):
     """Text ⇄ token ids of one model. Thread-safe."""
 
@@ -61,6 +76,10 @@ class Vocab(Protocol):
 
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to the text; empty for control tokens. May split a character."""
+        ...
+
+    def token_name(self, token: int) -> bytes:
+        """As `token_bytes`, but a control token as the vocabulary writes it."""
         ...
 
     def is_end(self, token: int) -> bool:
@@ -152,6 +171,10 @@ class Model(Protocol):
 
     def greedy(self) -> list[int]:
         """The likeliest token of every output row of the last forward; -1 where one is NaN."""
+        ...
+
+    def likelihoods(self, wanted: Sequence[Wanted]) -> list[Likelihoods]:
+        """What the last forward gave, before any sampling; rows without a NaN only."""
         ...
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:

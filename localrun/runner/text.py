@@ -10,8 +10,16 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from localrun.core import Done, DoneReason, RunnerStats, TextDelta, Usage
-from localrun.errors import LocalrunError, to_fields
+from localrun.core import (
+    Done,
+    DoneReason,
+    Likelihood,
+    RunnerStats,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
+from localrun.errors import BadRequest, LocalrunError, to_fields
 from localrun.ipc.messages import (
     Admitted,
     Cancel,
@@ -29,7 +37,8 @@ from localrun.ipc.messages import (
 )
 from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
-from localrun.runner.model import Vocab
+from localrun.runner.model import Likelihoods, Vocab
+from localrun.runner.output.alignment import Alignment
 from localrun.runner.output.detokenizer import Detokenizer
 from localrun.runner.prompt.prepare import FromPrompt, Prepared, Refused, Settled
 
@@ -42,6 +51,8 @@ class _Request:
     submit: Submit
     sequence: Sequence
     detokenizer: Detokenizer
+    # Of a request that wants log-probabilities.
+    alignment: Alignment | None
     n_tokens: int = 0
 
 
@@ -114,6 +125,13 @@ class TextThread:
         submit = prepared.submit
         if submit.id in self._cancelled:
             return
+        foreign = [token for token in submit.sampling.logit_bias if token >= self._vocab.n_tokens]
+        if foreign:
+            problem = (
+                f"the model has no token id {foreign[0]}; ids end at {self._vocab.n_tokens - 1}"
+            )
+            self._fail(submit.id, BadRequest("logit_bias", problem))
+            return
         sequence = Sequence(
             submit.id,
             prepared.tokens,
@@ -122,7 +140,8 @@ class TextThread:
             client=submit.client,
             scope=submit.scope,
         )
-        request = _Request(submit, sequence, Detokenizer(submit.sampling.stop))
+        alignment = Alignment() if submit.sampling.top_logprobs is not None else None
+        request = _Request(submit, sequence, Detokenizer(submit.sampling.stop), alignment)
         self._items.append(Waiting(submit.id))
         if sequence.n_predict == 0:
             self._finish(request, "length")
@@ -162,7 +181,10 @@ class TextThread:
         text = ""
         if out.token is not None:
             request.n_tokens += 1
-            text = request.detokenizer.feed(self._vocab.token_bytes(out.token))
+            data = self._vocab.token_bytes(out.token)
+            text = request.detokenizer.feed(data)
+            if request.alignment is not None and out.likelihoods is not None:
+                request.alignment.add(self._logprob(data, out.likelihoods))
         reason = out.reason
         if request.detokenizer.is_stopped:
             if reason is None:
@@ -170,11 +192,22 @@ class TextThread:
             reason = "stop"
         elif reason is not None:
             text += request.detokenizer.finish()
-        if text:
-            self._items.append(Progressed(request.submit.id, TextDelta(text)))
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if request.alignment is not None:
+            logprobs = request.alignment.sent(len(text))
+            if reason is not None:
+                logprobs += request.alignment.finish()
+        if text or logprobs:
+            self._items.append(Progressed(request.submit.id, TextDelta(text, logprobs=logprobs)))
         if reason is not None:
             del self._requests[request.submit.id]
             self._finish(request, reason)
+
+    def _logprob(self, data: bytes, likelihoods: Likelihoods) -> TokenLogprob:
+        top = tuple(
+            Likelihood(self._vocab.token_name(token), logprob) for token, logprob in likelihoods.top
+        )
+        return TokenLogprob(data, likelihoods.taken, top)
 
     # ---- a request ends
 

@@ -6,14 +6,14 @@ Knows neither URLs nor statuses. Source: Ollama `api/types.go`, `server/routes.g
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from localrun.core import Call
 from localrun.errors import BadRequest, Unsupported
-from localrun.options import check_options
+from localrun.options import OPTIONS, check_options
 from localrun.units import FOREVER, parse_duration_s
 from localrun.wire.timestamps import LONGEST_S
 
@@ -111,7 +111,7 @@ def _part_text(part: Part, path: str, model: str) -> str:
         case "refusal":
             return part.refusal or ""
     if part.type in _NEEDED:
-        raise Unsupported(model, _NEEDED[part.type])
+        raise Unsupported(model, _NEEDED[part.type], path)
     raise BadRequest(f"{path}.type", f'unknown content part "{part.type[:40]}"; use "text"')
 
 
@@ -145,29 +145,53 @@ def checked_options(raw: dict[str, Any] | None) -> tuple[dict[str, Any], list[st
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def misplaced(body: bytes, names: Collection[str]) -> list[str]:
-    """Those of `names` that stand at the top level of a valid body, where nobody reads them."""
-    return [name for name in _KEYS.decode(_mended(body)) if name in names]
+# What changes an answer in some dialect, or in `options`. People take it from one to another.
+_MEANINGFUL = frozenset(OPTIONS) | {
+    *("options", "keep_alive", "think", "format", "raw", "context", "system", "template"),
+    *("max_tokens", "max_completion_tokens", "n", "best_of", "echo", "suffix", "verbosity"),
+    *("response_format", "reasoning_effort", "logprobs", "top_logprobs", "tools", "tool_choice"),
+    *("functions", "moderation", "audio"),
+}
+
+
+def without_effect(body: bytes, wire: msgspec.Struct) -> list[str]:
+    """Names that stand at the top level of a valid body, where `wire` has no field for them.
+
+    Names that change no answer anywhere, such as `user`, are left out.
+    """
+    fields = wire.__struct_fields__
+    return [
+        name
+        for name, value in _KEYS.decode(_mended(body)).items()
+        if name in _MEANINGFUL and name not in fields and bytes(value) != b"null"
+    ]
 
 
 def refuse_images(images: Sequence[Any] | None, model: str) -> None:
     """Raises Unsupported when there is an image."""
     if images:
-        raise Unsupported(model, "vision")
+        raise Unsupported(model, "vision", "images")
 
 
-def refuse_tools(tools: Sequence[Any] | None, model: str) -> None:
+def refuse_tools(tools: Sequence[Any] | None, model: str, path: str = "tools") -> None:
     """Raises Unsupported when there is a tool."""
     if tools:
-        raise Unsupported(model, "tools")
+        raise Unsupported(model, "tools", path)
 
 
-def refuse_logprobs(logprobs: bool | None, top_logprobs: int | None) -> None:
-    """Raises BadRequest when log-probabilities are asked for, or their number is wrong."""
-    if top_logprobs is not None and not 0 <= top_logprobs <= 20:
-        raise BadRequest("top_logprobs", "must be between 0 and 20")
-    if logprobs:
-        raise BadRequest("logprobs", "log-probabilities are not available yet")
+# Ollama's and OpenAI's bound.
+_MAX_TOP_LOGPROBS = 20
+
+
+def wanted_logprobs(logprobs: bool | None, top_logprobs: int | None, path: str = "") -> int | None:
+    """How many likeliest tokens are asked for beside each token; None without log-probabilities.
+
+    Raises BadRequest when their number is wrong, also where it would have no effect.
+    """
+    if top_logprobs is not None and not 0 <= top_logprobs <= _MAX_TOP_LOGPROBS:
+        problem = f"must be between 0 and {_MAX_TOP_LOGPROBS}"
+        raise BadRequest(path, problem if path else f"top_logprobs {problem}")
+    return (top_logprobs or 0) if logprobs else None
 
 
 def no_structure(path: str) -> BadRequest:

@@ -11,13 +11,12 @@ import msgspec
 
 from localrun.core import Call, ChatPrompt, Message
 from localrun.errors import BadRequest, Unsupported
-from localrun.wire.bodies import decode, refuse_logprobs, required_model
+from localrun.wire.bodies import decode, required_model, wanted_logprobs
 from localrun.wire.openai import (
     CompletionRequest,
     Shared,
     n_each,
     options_of,
-    refuse_biases,
     request_of,
 )
 
@@ -43,7 +42,15 @@ def decode_completions(body: bytes) -> CompletionRequest:
     model = required_model(wire.model, "model")
     _refuse(wire, model)
     prompts = tuple(ChatPrompt((Message("user", text),)) for text in _texts(wire.prompt))
-    call = Call(model, prompts, options_of(wire), capability="generate", n_each=n_each(wire))
+    call = Call(
+        model,
+        prompts,
+        options_of(wire),
+        capability="generate",
+        n_each=n_each(wire),
+        # One number for both; OpenAI itself gives 5 at most. 0 is the token alone.
+        top_logprobs=wanted_logprobs(wire.logprobs is not None, wire.logprobs, "logprobs"),
+    )
     if call.n_choices > MAX_CHOICES:
         raise BadRequest(
             "prompt", f"{len(prompts)} prompts with n={call.n_each} are more than {MAX_CHOICES}"
@@ -63,10 +70,8 @@ def _texts(prompt: str | list[Any] | None) -> list[str]:
 
 
 def _refuse(wire: _Completion, model: str) -> None:
-    refuse_logprobs(bool(wire.logprobs), None)
-    refuse_biases(wire)
     if wire.suffix:
-        raise Unsupported(model, "insert")
+        raise Unsupported(model, "insert", "suffix")
     if wire.echo:
         raise BadRequest("echo", "the prompt is not repeated; put it in front of the text yourself")
     if (wire.best_of or 0) > (wire.n or 1):

@@ -23,7 +23,6 @@ from localrun.core import (
     ToolCall,
 )
 from localrun.errors import BadRequest, Unsupported
-from localrun.options import OPTIONS
 from localrun.wire.bodies import (
     Part,
     TextRequest,
@@ -31,14 +30,15 @@ from localrun.wire.bodies import (
     content_text,
     decode,
     keep_alive_s,
-    misplaced,
     no_structure,
     refuse_images,
-    refuse_logprobs,
     refuse_tools,
     required_model,
+    wanted_logprobs,
+    without_effect,
 )
 from localrun.wire.faults import Fault
+from localrun.wire.logprobs import native_logprobs
 from localrun.wire.streams import ndjson
 from localrun.wire.timestamps import rfc3339
 
@@ -170,14 +170,16 @@ def _request(wire: _Shared, body: bytes, prompt: Prompt | None, kind: Kind) -> T
         template=(generate and generate.template) or None,
         capability=kind,
         return_context=generate is not None and isinstance(prompt, ChatPrompt),
+        top_logprobs=wanted_logprobs(wire.logprobs, wire.top_logprobs),
     )
+    ignored = unknown + without_effect(body, wire)
     # The window is never shifted in this version: an answer ends with `length` instead.
-    ignored = unknown + misplaced(body, OPTIONS) + (["shift"] if wire.shift else [])
+    ignored += ["shift"] if wire.shift else []
+    ignored += ["top_logprobs"] if wire.top_logprobs and not wire.logprobs else []
     return TextRequest(call, wire.stream is not False, tuple(ignored))
 
 
 def _refuse_shared(wire: _Shared, model: str) -> None:
-    refuse_logprobs(wire.logprobs, wire.top_logprobs)
     if wire.format not in (None, ""):
         raise no_structure("format")
     match wire.think:
@@ -214,16 +216,20 @@ class NativeWriter:
         self._clock_ns = clock_ns
         head = b'{"model":' + _encode(model) + b',"created_at":"'
         if kind == "generate":
-            before, after = b'","response":', b',"done":false}\n'
+            before, after = b'","response":', b',"done":false'
         else:
             before = b'","message":{"role":"assistant","content":'
-            after = b'},"done":false}\n'
+            after = b'},"done":false'
         self._head, self._before, self._after = head, before, after
 
     def delta(self, piece: TextDelta) -> bytes:
         """A line with a piece of the answer."""
         created_at = rfc3339(self._clock_ns()).encode()
-        return b"".join((self._head, created_at, self._before, _encode(piece.text), self._after))
+        parts = (self._head, created_at, self._before, _encode(piece.text), self._after)
+        if not piece.logprobs:
+            return b"".join((*parts, b"}\n"))
+        logprobs = _encode(native_logprobs(piece.logprobs))
+        return b"".join((*parts, b',"logprobs":', logprobs, b"}\n"))
 
     def final(self, done: Done, *, is_last: bool = True) -> bytes:
         """The last line of a stream."""
@@ -231,7 +237,8 @@ class NativeWriter:
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
         """The whole answer as one object; the reply to a load or unload has no figures."""
-        ((text, done),) = ((choice.text, choice.done) for choice in choices)
+        (choice,) = choices
+        text, done = choice.text, choice.done
         reply: dict[str, Any] = {"model": self._model, "created_at": rfc3339(self._clock_ns())}
         if self._kind == "generate":
             reply["response"] = text
@@ -241,6 +248,8 @@ class NativeWriter:
         reply["done_reason"] = done.reason
         if done.reason in ("stop", "length"):
             reply |= _figures(done)
+        if choice.logprobs:
+            reply["logprobs"] = native_logprobs(choice.logprobs)
         return _encode(reply)
 
     def failure(self, fault: Fault) -> bytes:

@@ -13,17 +13,17 @@ import msgspec
 
 from localrun.core import Call, ChatPrompt, Message, ToolCall
 from localrun.errors import BadRequest, Unsupported
-from localrun.options import OPTIONS, check_option
+from localrun.options import check_option
 from localrun.wire.bodies import (
     Part,
     TextRequest,
     content_text,
     decode,
-    misplaced,
     no_structure,
-    refuse_logprobs,
     refuse_tools,
     required_model,
+    wanted_logprobs,
+    without_effect,
 )
 
 # OpenAI's own bound.
@@ -82,6 +82,11 @@ class _Chat(Shared, kw_only=True):
     reasoning_effort: str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    web_search_options: Any = None
 
 
 _CHAT = msgspec.json.Decoder(_Chat)
@@ -95,9 +100,8 @@ _OPTION_OF = {
     "presence_penalty": "presence_penalty",
     "seed": "seed",
     "stop": "stop",
+    "logit_bias": "logit_bias",
 }
-# What people send here because the native routes have it.
-_WITHOUT_EFFECT = {"options", "keep_alive", "think", *OPTIONS} - _OPTION_OF.keys()
 
 
 class CompletionRequest(TextRequest, frozen=True):
@@ -116,14 +120,26 @@ def decode_chat_completions(body: bytes) -> CompletionRequest:
     messages = tuple(
         _message(message, f"messages[{i}]", model) for i, message in enumerate(wire.messages)
     )
-    call = Call(model, (ChatPrompt(messages),), options_of(wire), n_each=n_each(wire))
-    return request_of(wire, call, body)
+    call = Call(
+        model,
+        (ChatPrompt(messages),),
+        options_of(wire),
+        n_each=n_each(wire),
+        top_logprobs=wanted_logprobs(wire.logprobs, wire.top_logprobs, "top_logprobs"),
+    )
+    return request_of(wire, call, body, ("top_logprobs",) if _is_vain(wire) else ())
 
 
-def request_of(wire: Shared, call: Call, body: bytes) -> CompletionRequest:
+def _is_vain(wire: _Chat) -> bool:
+    return bool(wire.top_logprobs) and not wire.logprobs
+
+
+def request_of(
+    wire: Shared, call: Call, body: bytes, ignored: tuple[str, ...] = ()
+) -> CompletionRequest:
     """`call` with what `wire` wants of the reply."""
     usage = wire.stream_options is not None and wire.stream_options.include_usage is True
-    ignored = tuple(misplaced(body, _WITHOUT_EFFECT))
+    ignored = (*without_effect(body, wire), *ignored)
     return CompletionRequest(call, wire.stream is True, ignored, usage)
 
 
@@ -147,21 +163,21 @@ def options_of(wire: Shared) -> dict[str, Any]:
     return options
 
 
-def refuse_biases(wire: Shared) -> None:
-    """Raises BadRequest when the likelihood of single tokens is to change."""
-    if wire.logit_bias:
-        raise BadRequest("logit_bias", "token biases are not available")
-
-
 def _refuse(wire: _Chat, model: str) -> None:
-    refuse_logprobs(wire.logprobs, wire.top_logprobs)
     refuse_tools(wire.tools, model)
-    refuse_biases(wire)
+    refuse_tools(wire.functions, model, "functions")
+    for name in ("tool_choice", "function_call"):
+        if getattr(wire, name) not in (None, "none", "auto"):
+            raise BadRequest(name, "there is no tool to choose; use `none` or `auto`")
+    if any(kind != "text" for kind in wire.modalities or ()):
+        raise Unsupported(model, "audio", "modalities")
+    if wire.web_search_options is not None:
+        raise BadRequest("web_search_options", "this server does not search the web; leave it out")
     kind = (wire.response_format and wire.response_format.type) or "text"
     if kind.strip().lower() in ("json_object", "json_schema"):
         raise no_structure("response_format")
     if wire.reasoning_effort not in (None, "", "none"):
-        raise Unsupported(model, "thinking")
+        raise Unsupported(model, "thinking", "reasoning_effort")
 
 
 def _message(wire: _Message, path: str, model: str) -> Message:

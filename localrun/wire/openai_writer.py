@@ -6,13 +6,15 @@ Source: OpenAI's API reference, "Chat Completions" and "Completions".
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from localrun.core import Choice, Done, TextDelta
+from localrun.core import Choice, Done, TextDelta, TokenLogprob
 from localrun.wire.faults import Fault
+from localrun.wire.logprobs import CompletionLogprobs, chat_logprobs
 from localrun.wire.streams import SSE_DONE, sse
 
 CONTENT_TYPE = "text/event-stream"
@@ -43,7 +45,7 @@ _SHAPES: dict[Kind, _Shape] = {
         "chat.completion.chunk",
         b',"delta":{"role":"assistant","content":',
         b',"delta":{"content":',
-        b'},"finish_reason":null}]}\n\n',
+        b"}",
         {"delta": {}},
     ),
     "completion": _Shape(
@@ -52,17 +54,19 @@ _SHAPES: dict[Kind, _Shape] = {
         "text_completion",
         b',"text":',
         b',"text":',
-        b',"finish_reason":null}]}\n\n',
+        b"",
         {"text": ""},
     ),
 }
+
+_GOES_ON = b',"finish_reason":null}]}\n\n'
 
 
 class OpenAIWriter:
     """Writes one answer: `delta` and `final` as events of a stream, or `whole` as one object.
 
     The id and the time are the same throughout; a chat's role stands in the first delta of each
-    choice only. `n_each` choices belong to one prompt.
+    choice only. `n_each` choices belong to one prompt. `has_logprobs` when they were asked for.
     """
 
     content_type = CONTENT_TYPE
@@ -74,12 +78,18 @@ class OpenAIWriter:
         *,
         n_each: int = 1,
         include_usage: bool = False,
+        has_logprobs: bool = False,
         clock_s: Callable[[], float] = time.time,
         completion_id: str | None = None,
     ) -> None:
         self._kind = kind
         self._n_each = n_each
         self._include_usage = include_usage
+        self._has_logprobs = has_logprobs
+        # The older kind counts characters, for each choice.
+        self._completion_logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(
+            CompletionLogprobs
+        )
         self._shape = shape = _SHAPES[kind]
         self._head = {
             "id": completion_id or f"{shape.id_prefix}-{secrets.token_hex(12)}",
@@ -97,7 +107,16 @@ class OpenAIWriter:
         index, shape = piece.index, self._shape
         between = shape.next if index in self._begun else shape.first
         self._begun.add(index)
-        return b"".join((self._before, b"%d" % index, between, _encode(piece.text), shape.after))
+        parts = (self._before, b"%d" % index, between, _encode(piece.text), shape.after)
+        if not piece.logprobs:
+            return b"".join((*parts, _GOES_ON))
+        logprobs = _encode(self._logprobs(index, piece.logprobs))
+        return b"".join((*parts, b',"logprobs":', logprobs, _GOES_ON))
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        if self._kind == "chat":
+            return chat_logprobs(entries)
+        return self._completion_logprobs[index].object_of(entries)
 
     def final(self, done: Done, *, is_last: bool = True) -> bytes:
         """The finish chunk of a choice; after the last one the usage if asked for, and `[DONE]`."""
@@ -125,8 +144,10 @@ class OpenAIWriter:
         text: dict[str, Any] = {"text": choice.text}
         if self._kind == "chat":
             text = {"message": {"role": "assistant", "content": choice.text}}
-        reason = _finish_reason(choice.done)
-        return {"index": choice.done.index, **text, "finish_reason": reason}
+        index = choice.done.index
+        if self._has_logprobs:
+            text["logprobs"] = self._logprobs(index, choice.logprobs)
+        return {"index": index, **text, "finish_reason": _finish_reason(choice.done)}
 
     def failure(self, fault: Fault) -> bytes:
         """The last event of a stream that cannot be finished; no `[DONE]` follows."""

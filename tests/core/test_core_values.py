@@ -68,7 +68,8 @@ def test_a_number_out_of_range_is_shown_with_all_its_digits() -> None:
 
 def test_every_option_is_a_field_with_a_default() -> None:
     fields = {*LoadOptions.__struct_fields__, *SamplingParams.__struct_fields__}
-    assert set(OPTIONS) == fields
+    # Not an option: what a request wants to be told changes nothing that a model says.
+    assert set(OPTIONS) == fields - {"top_logprobs"}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,8 @@ def test_every_option_is_a_field_with_a_default() -> None:
         ({"seed": None}, {}),
         ({"tensor_split": [3, "1.5"]}, {"tensor_split": (3.0, 1.5)}),
         ({"tensor_split": "3,1"}, {"tensor_split": (3.0, 1.0)}),
+        ({"logit_bias": {"5": 1, 6: -101}}, {"logit_bias": {"5": 1.0, "6": -100.0}}),
+        ({"logit_bias": '{"05": 1e9}'}, {"logit_bias": {"5": 100.0}}),
         ({"tensor_split": 1}, {"tensor_split": (1.0,)}),
         ({"use_mmap": True}, {"use_mmap": True}),
         ({"deterministic": False}, {"deterministic": False}),

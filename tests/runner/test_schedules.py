@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrun.core import LoadSpec, SamplingParams
-from localrun.runner.engine.engine import Engine, Remove, StepOutput
+from localrun.runner.engine.engine import Engine, Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeModel
 from localrun.runner.model import State
@@ -163,6 +163,7 @@ class Run:
             temperature=0,
             num_predict=request["num_predict"],
             deterministic=special.get("deterministic", False),
+            top_logprobs=1 if number % 2 else None,
         )
         tokens = list(request["prompt"].encode())
         before = self.sequences.get(request["follows"])
@@ -179,6 +180,14 @@ class Run:
         self.sequences[number] = sequence
         self.engine.inbox.put(sequence)
 
+    def _check_likelihoods(self, out: TokenOut) -> None:
+        if out.sequence.sampling.top_logprobs is None:
+            assert out.likelihoods is None
+            return
+        assert out.likelihoods is not None
+        ((likeliest, _),) = out.likelihoods.top
+        assert out.token in (likeliest, None)  # the scripted model takes the likeliest
+
     def _step(self) -> None:
         oldest = self._oldest()
         before = None if oldest is None else (oldest.n_done, oldest.n_completion)
@@ -191,6 +200,7 @@ class Run:
         for output in self.outputs:
             for out in output.tokens:
                 assert out.sequence.id not in self.ended
+                self._check_likelihoods(out)
                 text = b"" if out.token is None else self.model.vocab.token_bytes(out.token)
                 self.texts[out.sequence.id] = self.texts.get(out.sequence.id, b"") + text
                 if out.reason:

@@ -49,8 +49,10 @@ def test_every_text_of_a_list_is_a_prompt():
         ({"n": 129}, "n"),
         ({"echo": True}, "echo"),
         ({"best_of": 3, "n": 2}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
         ({"max_tokens": "1"}, "max_tokens"),
     ],
 )

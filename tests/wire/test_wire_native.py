@@ -166,7 +166,7 @@ def test_options_are_converted_and_those_without_effect_are_named():
         "stop": ("x",),
         "num_predict": 0,
     }
-    assert request.ignored == ("tfs_z", "temperature", "shift")
+    assert request.ignored == ("tfs_z", "temperature", "max_tokens", "shift")
 
 
 BAD_BODIES = [
@@ -209,8 +209,9 @@ def test_bodies_that_cannot_be_read(decode, body, path, words):
         ({"stream": "yes"}, "stream"),
         ({"format": "json"}, "format"),
         ({"format": {"type": "object"}}, "format"),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"options": {"logit_bias": {"5": "1"}}}, "options.logit_bias"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 21}, ""),
         ({"think": "a lot"}, ""),
         ({"think": 3}, ""),
     ],

@@ -135,8 +135,20 @@ def test_messages(message, expected):
         ({"n": "2"}, "n"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": " JSON_SCHEMA "}}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logprobs": "yes"}, "logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": None}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"web_search_options": {}}, "web_search_options"),
         (
             {
                 "messages": [

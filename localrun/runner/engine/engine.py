@@ -40,7 +40,7 @@ from localrun.runner.engine.self_test import self_test
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
 from localrun.runner.measure import process_cpu_s, used_cpu_s
-from localrun.runner.model import Model
+from localrun.runner.model import Likelihoods, Model
 
 # One in so many cells stays free when sequences are admitted, as vLLM's watermark.
 _RESERVE_PART = 100
@@ -61,11 +61,15 @@ class Remove:
 
 
 class TokenOut(NamedTuple):
-    """One step's result for one sequence: `token` None when it ended without another token."""
+    """One step's result for one sequence: `token` None when it ended without another token.
+
+    `likelihoods` of the token, if the request wants them.
+    """
 
     sequence: Sequence
     token: int | None
     reason: DoneReason | None
+    likelihoods: Likelihoods | None = None
 
 
 class StepOutput(NamedTuple):
@@ -422,7 +426,7 @@ class Engine:
         done = self._evaluator.evaluate(plan, self._cache, merges_rows=self._context.merges_rows)
         now_ns = self._clock_ns()
         for sequence, token in done.tokens:
-            self._take(sequence, token, now_ns)
+            self._take(sequence, token, now_ns, done.likelihoods.get(sequence))
         # The books were wrong. Whoever lacked cells is planned again when some were freed.
         can_go_on = any(code == NO_CELLS for _, code in done.failed) and self._reclaim()
         self._is_short = self._is_short or can_go_on
@@ -431,7 +435,9 @@ class Engine:
                 self._fail(sequence, EngineFailed(code))
         return done.forward_ns
 
-    def _take(self, sequence: Sequence, token: int, now_ns: int) -> None:
+    def _take(
+        self, sequence: Sequence, token: int, now_ns: int, likelihoods: Likelihoods | None
+    ) -> None:
         if sequence.first_token_ns:
             self._meter.observe("itl_seconds", (now_ns - sequence.last_token_ns) / 1e9)
         else:
@@ -439,7 +445,8 @@ class Engine:
             self._meter.observe("ttft_seconds", (now_ns - sequence.arrived_ns) / 1e9)
         is_end = self._model.vocab.is_end(token)
         reason = sequence.take(token, is_end=is_end, now_ns=now_ns)
-        self._tokens.append(TokenOut(sequence, None if is_end else token, reason))
+        out = TokenOut(sequence, None if is_end else token, reason, likelihoods)
+        self._tokens.append(out)
         if reason:
             self._finish(sequence)
 

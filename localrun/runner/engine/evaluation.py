@@ -11,7 +11,7 @@ from localrun.runner.engine.sampling import SamplerPool
 from localrun.runner.engine.scheduler import StepPlan
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
-from localrun.runner.model import Model
+from localrun.runner.model import Likelihoods, Model, Wanted
 
 # llama.cpp's code for a forward that found too few cells.
 NO_CELLS = 1
@@ -23,11 +23,14 @@ Piece = tuple[Sequence, int]
 class Evaluated:
     """What came of a plan: tokens, and sequences whose forward failed, with its code.
 
+    `likelihoods` has the sequences that got a token and want to know how likely it was.
+
     Those with `NO_CELLS` lost nothing and can be planned again when there are cells.
     """
 
     tokens: list[tuple[Sequence, int]] = field(default_factory=list)
     failed: list[tuple[Sequence, int]] = field(default_factory=list)
+    likelihoods: dict[Sequence, Likelihoods] = field(default_factory=dict)
     forward_ns: int = 0
 
 
@@ -141,11 +144,18 @@ class Evaluator:
         if jobs:
             for (_, row), token in zip(jobs, self._samplers.sample(jobs), strict=True):
                 tokens[row] = token
-        for sequence, token in zip(sequences, tokens, strict=True):
+        wanted: dict[Sequence, Wanted] = {}
+        for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if token < 0:
                 done.failed.append((sequence, BROKEN_LOGITS))
-            else:
-                done.tokens.append((sequence, token))
+                continue
+            done.tokens.append((sequence, token))
+            n_top = sequence.sampling.top_logprobs
+            if n_top is not None:
+                wanted[sequence] = Wanted(row, token, n_top)
+        if wanted:
+            found = self._model.likelihoods(list(wanted.values()))
+            done.likelihoods.update(zip(wanted, found, strict=True))
 
 
 def calls(
