@@ -11,8 +11,8 @@ from localrun.errors import LocalrunError, Phase
 # hiccup of the network costs nothing, above it tokens are computed that perhaps nobody reads.
 AHEAD_BYTES = 256 << 10
 
-# JSON around a piece of text, in the longest dialect.
-_PIECE_BYTES = 160
+# JSON around a piece of text, in the longest dialect, and a token with its log-probability.
+_PIECE_BYTES, _LOGPROB_BYTES = 160, 80
 
 
 class RequestStream:
@@ -56,7 +56,7 @@ class RequestStream:
             await self._arrival
         event = self._ready.popleft()
         if isinstance(event, TextDelta):
-            self._n_bytes -= len(event.text) + _PIECE_BYTES
+            self._n_bytes -= _size_bytes(event)
             if self.is_paused and self._n_bytes <= AHEAD_BYTES // 4:
                 self._set_paused(False)
             return event
@@ -86,7 +86,7 @@ class RequestStream:
         """Hands on a piece of the answer or its end."""
         self._ready.append(event)
         if isinstance(event, TextDelta):
-            self._n_bytes += len(event.text) + _PIECE_BYTES
+            self._n_bytes += _size_bytes(event)
             if self._n_bytes > AHEAD_BYTES and not self.is_paused:
                 self._set_paused(True)
         if self._on_event is not None:
@@ -111,3 +111,9 @@ class RequestStream:
             # Whoever waits gets it; if the reader has left, nobody has to.
             self._accepted.exception()
         self.put(error)
+
+
+def _size_bytes(piece: TextDelta) -> int:
+    """About what it is on the wire."""
+    n_tokens = sum(1 + len(token.top) for token in piece.logprobs)
+    return len(piece.text) + _PIECE_BYTES + n_tokens * _LOGPROB_BYTES
