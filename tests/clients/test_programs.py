@@ -82,13 +82,13 @@ def test_the_tests_of_openais_own_client(
 ) -> None:
     python = python_with(
         OPENAI,
-        "pytest",
-        "respx",
-        "pytest-asyncio",
-        "inline-snapshot",
-        "dirty-equals",
-        "nest-asyncio",
-        "time-machine",
+        "pytest==9.2.0",
+        "pytest-asyncio==1.5.0",
+        "respx==0.23.1",
+        "inline-snapshot==0.36.1",
+        "dirty-equals==0.11",
+        "nest-asyncio==1.6.0",
+        "time-machine==3.6.0",
     )
     tests = source_of(OPENAI) / "tests"
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
