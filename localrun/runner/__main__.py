@@ -31,6 +31,7 @@ from localrun.ipc.messages import (
     LoadRefused,
     MakePlan,
     Outbox,
+    Pace,
     Share,
     Submit,
 )
@@ -96,7 +97,7 @@ def _receive(channel: Channel) -> None:
                 inboxes.load.put(message)
             case Submit():
                 inboxes.prompt.put(message)
-            case Share():
+            case Share() | Pace():
                 # On the way of what it is about: the sequences reach the engine there too.
                 inboxes.text.put(message)
             case Cancel():

@@ -25,6 +25,7 @@ from localrun.ipc.messages import (
     Cancel,
     Failed,
     Outbox,
+    Pace,
     Progressed,
     Rendering,
     Resized,
@@ -42,7 +43,7 @@ from localrun.runner.output.detokenizer import Detokenizer
 from localrun.runner.prompt.prepare import FromPrompt, Prepared, Refused, Settled
 
 # What the text thread's inbox carries, from the reader, the prompt thread and the engine.
-TextMessage = Cancel | Share | FromPrompt | StepOutput
+TextMessage = Cancel | Pace | Share | FromPrompt | StepOutput
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class TextThread:
         self,
         vocab: Vocab,
         inbox: "SimpleQueue[TextMessage]",
-        engine_inbox: "SimpleQueue[Sequence | Remove | Share]",
+        engine_inbox: "SimpleQueue[Sequence | Remove | Pace | Share]",
         send: Callable[[Outbox], None],
     ) -> None:
         self._inbox = inbox
@@ -105,7 +106,7 @@ class TextThread:
                     self._accept(message)
                 case Refused(id=request_id, error=error):
                     self._fail(request_id, error)
-                case Share():
+                case Share() | Pace():
                     self._engine_inbox.put(message)
                 case Settled(id=request_id):
                     self._cancelled.discard(request_id)

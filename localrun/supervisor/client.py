@@ -31,6 +31,7 @@ from localrun.ipc.messages import (
     Loaded,
     LoadRefused,
     Outbox,
+    Pace,
     Planned,
     Progress,
     Progressed,
@@ -112,7 +113,7 @@ class RunnerClient:
         scope: str = "",
     ) -> RequestStream:
         """Sends a request; see `Submit`. Raises BadRequest when it is too large to be sent."""
-        stream = RequestStream(next(self._ids), self._forget)
+        stream = RequestStream(next(self._ids), self._forget, self._pace)
         if self.is_lost:
             stream.fail(RunnerLost("waiting", "it had ended before the request reached it"))
             return stream
@@ -136,6 +137,11 @@ class RunnerClient:
         if self._streams.pop(request_id, None) and not self.is_lost:
             self._connection.send(Cancel(request_id))
             self.on_activity()
+
+    def _pace(self, request_id: int, is_paused: bool) -> None:
+        if request_id in self._streams and not self.is_lost:
+            self._heard_at_s = self._loop.time()
+            self._connection.send(Pace(request_id, is_paused))
 
     async def wait_lost(self) -> None:
         """Returns when the process has ended, for whatever reason, and every stream knows."""
@@ -238,7 +244,9 @@ class RunnerClient:
         if self._stall_timeout_s == math.inf:
             return
         while True:
-            silent_s = self._loop.time() - self._heard_at_s if self._streams else 0.0
+            # One that has nothing but paused requests rightly says nothing.
+            is_working = any(not stream.is_paused for stream in self._streams.values())
+            silent_s = self._loop.time() - self._heard_at_s if is_working else 0.0
             if silent_s >= self._stall_timeout_s:
                 _log.error("runner %d: no sign of life for %g s", self.pid, silent_s)
                 self._process.kill()
