@@ -80,6 +80,12 @@ def _is_healthy(port: int) -> bool:
 
 
 def request(port: int, method: str, path: str, body: Any = None, host: str = "127.0.0.1") -> Any:
+    """The parsed answer, which must be JSON."""
+    return json.loads(read(port, method, path, body, host))
+
+
+def read(port: int, method: str, path: str, body: Any = None, host: str = "127.0.0.1") -> bytes:
+    """The answer as it is. Raises: RuntimeError when it is a refusal."""
     connection = http.client.HTTPConnection(host, port, timeout=_START_LIMIT_S)
     try:
         data = None if body is None else json.dumps(body)
@@ -88,6 +94,6 @@ def request(port: int, method: str, path: str, body: Any = None, host: str = "12
         text = response.read()
         if response.status != 200:
             raise RuntimeError(f"{method} {path}: {response.status} {text!r}")
-        return json.loads(text)
+        return text
     finally:
         connection.close()

@@ -44,12 +44,17 @@ _BROKEN = "the daemon closed the connection before it had answered; its log says
 class Client:
     """A connection to the daemon at `url`. Not for use by two threads."""
 
-    def __init__(self, url: str, *, timeout_s: float | None = None) -> None:
-        """`timeout_s` bounds every wait for bytes; None waits as long as a model needs to load."""
+    def __init__(self, url: str, *, api_key: str = "", timeout_s: float | None = None) -> None:
+        """`timeout_s` bounds every wait for bytes; None waits as long as a model needs to load.
+
+        `api_key` goes along with every request, if there is one.
+        """
         parts = urlsplit(url)
         self.url = url
         self.host = parts.hostname or "127.0.0.1"
         self._timeout_s = timeout_s
+        self.api_key = api_key
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         connect_s = CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
         self._connection = http.client.HTTPConnection(
             self.host, parts.port or 80, timeout=connect_s
@@ -70,8 +75,9 @@ class Client:
         except NotUnderstood as error:
             raise DaemonUnreachable(self.url, _FOREIGN) from error
         except ApiError as error:
-            # Both always have this route, but refuse strange host names, and may be going away.
-            if error.status == 403 or (error.status >= 500 and error.status != 501):
+            # Both always have this route, but refuse strange host names and ours a wrong key, and
+            # both may be going away.
+            if error.status in (401, 403) or (error.status >= 500 and error.status != 501):
                 raise
             raise DaemonUnreachable(self.url, _FOREIGN) from error
         if not found.version and not found.localrun:
@@ -145,7 +151,7 @@ class Client:
             self.close()
             refused = isinstance(error, ConnectionRefusedError)
             raise DaemonUnreachable(self.url, "" if refused else _reason(error)) from error
-        is_sent = self._request(method, path, body, headers or {})
+        is_sent = self._request(method, path, body, self._headers | (headers or {}))
         response = self._response()
         self._used_at = time.monotonic()
         if response.status >= 400:

@@ -77,7 +77,7 @@ class Context:
 
         Notes on `stderr` when the server is not localrun. Raises: DaemonUnreachable, BadSetting.
         """
-        client = Client(self.settings.url)
+        client = Client(self.settings.url, api_key=self.settings.api_key)
         self._clients.append(client)
         try:
             self._greet(client)

@@ -1,28 +1,23 @@
 """The composition root: settings → store, residency, service → the HTTP application, served.
 
-Also the life of the daemon: a taken port, signals, and a shutdown that finishes what it can.
+Also the life of the daemon, up to a shutdown that finishes what it can; sockets and signals are
+`server`'s.
 """
 
 import asyncio
 import dataclasses
-import errno
 import gc
 import logging
 import logging.handlers
 import os
 import signal
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
-
-import uvicorn
 
 from localrun.diagnosis import diagnose
 from localrun.http.routes import Life, Registries, build_app
-from localrun.loopback import is_loopback
 from localrun.memory import Device
 from localrun.placement.fit import Defaults, default_max_loaded
 from localrun.placement.layers import usable
@@ -30,6 +25,7 @@ from localrun.placement.machine import gpu_backends, n_cpus
 from localrun.placement.verdicts import Verdicts
 from localrun.residency.memory import total
 from localrun.residency.owner import Residency
+from localrun.server import FLUSH_S, Server, bind, config
 from localrun.service import InferenceService, ServiceDefaults
 from localrun.settings import BadSetting, Settings, cache_folder, models_folder
 from localrun.supervisor.client import RunnerClient
@@ -47,9 +43,6 @@ _log = logging.getLogger(__name__)
 # Running answers get this long after SIGTERM; service managers kill after 10 s or more.
 GRACE_S = 5.0
 
-# After the grace the last frames of the aborted answers still have to leave.
-_FLUSH_S = 2.0
-
 # A transfer that is stopped writes down what it has; a read notices within a quarter of a second.
 _JOURNAL_S = 2.0
 
@@ -59,28 +52,6 @@ _DRAIN_POLL_S = 0.05
 # A file is some hundred thousand lines: days of a busy daemon. Three of them are kept beside it.
 _LOG_BYTES = 10_000_000
 _LOG_FILES = 3
-
-# An idle connection of a client's pool; below the usual 90 s of HTTP clients' own limits.
-_KEEP_ALIVE_CONNECTION_S = 75
-
-
-class AddressInUse(Exception):
-    """`host`:`port` is taken by another process."""
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(f"{host}:{port} is in use")
-        self.host = host
-        self.port = port
-
-
-class InsecureAddress(Exception):
-    """The daemon would be open to the network without anybody having asked for that."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__(
-            f"refusing to listen on {host}: every machine that reaches it could use the models; "
-            "set LOCALRUN_INSECURE=1 to allow that, or LOCALRUN_HOST to a loopback address"
-        )
 
 
 class Daemon:
@@ -180,7 +151,7 @@ class Daemon:
         self.residency.refuse_waiting()
         await self._wait_idle(GRACE_S)
         self.service.abort()
-        await self._wait_idle(_FLUSH_S)
+        await self._wait_idle(FLUSH_S)
 
     async def _wait_idle(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -203,27 +174,6 @@ def _report_escape(task: "asyncio.Task[None]") -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn with our shutdown: the first signal drains, the second ends at once."""
-
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], Any]) -> None:
-        super().__init__(config)
-        self._drain = drain
-        self._draining: asyncio.Task[None] | None = None
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called in the main thread, between two steps of the loop."""
-        if self._draining is not None:
-            self.force_exit = self.should_exit = True
-            return
-        _log.info("%s: finishing running requests", signal.Signals(sig).name)
-        self._draining = asyncio.get_running_loop().create_task(self._drain_and_exit())
-
-    async def _drain_and_exit(self) -> None:
-        await self._drain()
-        self.should_exit = True
-
-
 def serve(settings: Settings, log_file: Path | None = None) -> int:
     """Runs the daemon in the foreground until SIGTERM or SIGINT; returns its exit code.
 
@@ -244,43 +194,13 @@ def serve(settings: Settings, log_file: Path | None = None) -> int:
         registries=daemon.registries,
         life=Life(daemon.lifespan, lambda: daemon.is_draining),
     )
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=True,
-        lifespan="on",
-        timeout_keep_alive=_KEEP_ALIVE_CONNECTION_S,
-        timeout_graceful_shutdown=int(_FLUSH_S),
-    )
-    server = _Server(config, daemon.drain)
+    server = Server(config(app), daemon.drain)
     # The modules and the application live as long as the daemon: nothing to collect among them.
     gc.collect()
     gc.freeze()
     _log.info("listening on %s port %d, models in %s", host, port, daemon.store.root)
     server.run(sockets=[sock])
     return 0 if server.started else 1
-
-
-def bind(settings: Settings) -> socket.socket:
-    """The listening socket. Raises AddressInUse, InsecureAddress, OSError."""
-    family, _, _, _, address = socket.getaddrinfo(
-        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    if not settings.insecure and not is_loopback(str(address[0])):
-        raise InsecureAddress(settings.host)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind(address)
-        sock.listen(2048)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(settings.host, settings.port) from error
-        raise
-    return sock
 
 
 def _set_up_logging(level: str, log_file: Path | None) -> None:

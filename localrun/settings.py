@@ -59,11 +59,20 @@ class Settings:
     load_timeout_s: float = 300.0
     num_thread: int | None = None
     origins: tuple[str, ...] = ()
+    api_key: str = field(default="", repr=False)
+    api_keys_file: Path | None = None
+    max_running_per_key: int | None = None
+    max_queued_per_key: int | None = None
     log_level: str = "info"
     insecure: bool = False
     no_autostart: bool = False
     no_history: bool = False
     no_prune: bool = False
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self.api_key) or self.api_keys_file is not None
 
     @property
     def url(self) -> str:
@@ -118,6 +127,10 @@ def _count(text: str) -> int:
     if int(text) > _INT32_MAX:
         raise ValueError(f"`{text}` is more than {_INT32_MAX}")
     return int(text)
+
+
+def _whole(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _auto_count(text: str) -> int | None:
@@ -394,7 +407,8 @@ SETTINGS: tuple[Setting, ...] = (
         ("origins",),
         _list,
         "",
-        "further browser origins that may call the API, comma separated",
+        "further browser origins that may call the API, comma separated; `*` is all of them, but "
+        "without an API key only for what changes no models",
     ),
     Setting(
         "LOG_LEVEL",
@@ -405,11 +419,44 @@ SETTINGS: tuple[Setting, ...] = (
         ollama=False,
     ),
     Setting(
+        "API_KEY",
+        ("api_key",),
+        _token,
+        "",
+        "key that every request to the daemon must bring, as `Authorization: Bearer KEY`; the CLI "
+        "sends it",
+        ollama=False,
+    ),
+    Setting(
+        "API_KEYS_FILE",
+        ("api_keys_file",),
+        Path,
+        "",
+        "file with further keys, one `name: key` on each line, that only its owner may read",
+        ollama=False,
+    ),
+    Setting(
+        "MAX_RUNNING_PER_KEY",
+        ("max_running_per_key",),
+        _auto_count,
+        "no limit",
+        "requests for text that one API key may have running",
+        ollama=False,
+    ),
+    Setting(
+        "MAX_QUEUED_PER_KEY",
+        ("max_queued_per_key",),
+        _whole,
+        "as MAX_QUEUE",
+        "requests of one API key that wait while MAX_RUNNING_PER_KEY run, before 429",
+        ollama=False,
+    ),
+    Setting(
         "INSECURE",
         ("insecure",),
         parse_switch,
         "0",
-        "listen beyond loopback, where everybody may use the models",
+        "listen beyond loopback without an API key, so that everybody may use the models",
         ollama=False,
     ),
     Setting(

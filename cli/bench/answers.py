@@ -17,6 +17,7 @@ class Endpoint:
     model: str
     extra: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/chat/completions"
+    api_key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

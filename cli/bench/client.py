@@ -84,10 +84,11 @@ def _encode(endpoint: Endpoint, request: Request) -> bytes:
             **endpoint.extra,
         }
     ).encode()
+    key = f"Authorization: Bearer {endpoint.api_key}\r\n" if endpoint.api_key else ""
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     head = (
         f"POST {endpoint.path} HTTP/1.1\r\n"
-        f"Host: {host}:{endpoint.port}\r\n"
+        f"Host: {host}:{endpoint.port}\r\n{key}"
         "Content-Type: application/json\r\nConnection: close\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )

@@ -84,7 +84,12 @@ class Daemon:
         about = f"localrun {version.localrun}" if version.localrun else f"Ollama {version.version}"
         parts = urlsplit(self._client.url)
         endpoint = Endpoint(
-            self._client.host, parts.port or 80, self._model, self._extra, f"/v1{self._api}"
+            self._client.host,
+            parts.port or 80,
+            self._model,
+            self._extra,
+            f"/v1{self._api}",
+            self._client.api_key,
         )
         window = (found and found.context_length) or _USUAL_WINDOW
         return Target(self._model, self._model, endpoint, window, about=about, read_kv=self._kv)

@@ -13,7 +13,7 @@ import typer
 
 from cli.client import Client
 from cli.context import Context
-from cli.errors import AlreadyRunning, CliError, Failed, PortTaken, Usage
+from cli.errors import AlreadyRunning, ApiError, CliError, Failed, PortTaken, Usage
 from cli.job import Job
 from cli.render import table
 from localrun.settings import SETTINGS, BadSetting, Settings, models_folder
@@ -54,7 +54,8 @@ def run_serve(options: ServeOptions, context: Context) -> int:
     """
     settings = context.settings
     _check_log(options.log_file)
-    from localrun.app import AddressInUse, InsecureAddress, serve
+    from localrun.app import serve
+    from localrun.server import AddressInUse, InsecureAddress
 
     try:
         return serve(settings, options.log_file)
@@ -75,9 +76,12 @@ def run_serve(options: ServeOptions, context: Context) -> int:
 
 def occupant(settings: Settings) -> CliError:
     """Who holds the address that we wanted, found out within two seconds."""
-    client = Client(settings.url, timeout_s=_PROBE_TIMEOUT_S)
+    client = Client(settings.url, api_key=settings.api_key, timeout_s=_PROBE_TIMEOUT_S)
     try:
         version = client.version()
+    except ApiError as error:
+        who = "a server with another API key" if error.status == 401 else "another program"
+        return PortTaken(settings.url, who)
     except CliError:
         return PortTaken(settings.url, "another program")
     finally:

@@ -67,7 +67,7 @@ def run_stop_daemon(context: Context) -> int:
     Raises: DaemonUnreachable (there is none), Usage, Failed, BadSetting.
     """
     url = context.settings.url
-    version = _daemon_version(url)
+    version = _daemon_version(url, context.settings.api_key)
     pid = _checked_pid(version, url, context.settings.port)
     try:
         os.kill(pid, signal.SIGTERM)
@@ -89,8 +89,8 @@ def run_stop_daemon(context: Context) -> int:
     return 0
 
 
-def _daemon_version(url: str) -> Version:
-    client = Client(url, timeout_s=_PROBE_TIMEOUT_S)
+def _daemon_version(url: str, api_key: str) -> Version:
+    client = Client(url, api_key=api_key, timeout_s=_PROBE_TIMEOUT_S)
     try:
         if not is_loopback(client.host):
             raise Usage(f"{url} is not on this machine; stop the daemon there")

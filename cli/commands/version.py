@@ -13,11 +13,12 @@ def run_version(context: Context) -> int:
     """Prints our version and waits 0.3 s for a daemon's; the exit code is always 0."""
     context.say(f"localrun {__version__}")
     try:
-        url = context.settings.url
+        settings = context.settings
     except BadSetting as error:
         context.note(f"Warning: {error}")
         return 0
-    client = Client(url, timeout_s=_PROBE_TIMEOUT_S)
+    url = settings.url
+    client = Client(url, api_key=settings.api_key, timeout_s=_PROBE_TIMEOUT_S)
     try:
         version = client.version()
     except CliError:

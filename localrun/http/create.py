@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from localrun.errors import BadRequest
 from localrun.http.jobs import JOB_COMMAND, check_template
 from localrun.http.progress import ProgressResponse
+from localrun.http.requests import ApiRequest
 from localrun.http.threads import ChunksToThread, StepsInThread
 from localrun.loopback import is_loopback
 from localrun.options import IGNORED_OPTIONS, check_options
@@ -44,7 +44,7 @@ class CreateApi:
         self._fetch = fetch
         self._jobs = ThreadPoolExecutor(_N_JOBS, thread_name_prefix="store")
 
-    async def blob(self, request: Request) -> Response:
+    async def blob(self, request: ApiRequest) -> Response:
         """HEAD asks for a blob, POST brings it.
 
         Raises InvalidDigest, DigestMismatch, DiskFull, StoreNotWritable.
@@ -56,9 +56,9 @@ class CreateApi:
         is_new = await self._ingest(request, digest)
         return Response(status_code=201 if is_new else 200)
 
-    async def create(self, request: Request) -> ProgressResponse:
+    async def create(self, request: ApiRequest) -> ProgressResponse:
         """Raises BadRequest, InvalidDigest, SourceNotAllowed before the work begins."""
-        wanted = decode_create(await request.body())
+        wanted = await request.decoded(decode_create)
         steps = create(
             self._store,
             _create_request(wanted, is_local=_is_local(request)),
@@ -73,7 +73,7 @@ class CreateApi:
             on_end=self._service.unload_unnamed,
         )
 
-    async def _ingest(self, request: Request, digest: Digest) -> bool:
+    async def _ingest(self, request: ApiRequest, digest: Digest) -> bool:
         chunks = ChunksToThread()
         loop = asyncio.get_running_loop()
         job = loop.run_in_executor(self._jobs, self._store.blobs.ingest, chunks, digest)
@@ -138,7 +138,7 @@ def _allowed_path(text: str, *, is_local: bool) -> Path:
     return path
 
 
-def _is_local(request: Request) -> bool:
+def _is_local(request: ApiRequest) -> bool:
     # A proxy on this machine is a loopback peer too, but speaks for somebody else.
     if request.client is None or any(name in request.headers for name in _FORWARDED):
         return False

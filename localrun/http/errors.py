@@ -1,21 +1,23 @@
 """The one table of errors: exception class → status, OpenAI type, OpenAI code.
 
-Both trees, `localrun.errors` and `modelstore.errors`, have all their leaves here, along the MRO; a
-test enumerates them. An exception that no row covers is a bug: status 500, a traceback in the log,
-and nothing about it in the reply.
+All trees, `localrun.errors`, `modelstore.errors` and `localrun.http.refusals`, have all their
+leaves here, along the MRO; a test enumerates them. An exception that no row covers is a bug: status
+500, a traceback in the log, and nothing about it in the reply.
 Source: Ollama's HTTP API; where the statuses differ the reason stands beside the row.
 """
 
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from starlette.responses import Response
 
 from localrun import errors as ours
+from localrun.http import refusals
+from localrun.http.refusals import TransportError
 from localrun.wire.faults import Fault
 from localrun.wire.streams import JSON_TYPE
 from modelstore import errors as store
@@ -23,32 +25,6 @@ from modelstore import errors as store
 Dialect = Literal["native", "openai"]
 
 _log = logging.getLogger(__name__)
-
-
-class TransportError(Exception):
-    """Root of what can be wrong with a request before anybody has understood it."""
-
-
-class BodyTooLarge(TransportError):
-    """A JSON body exceeds `limit_bytes`."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(limit_bytes)
-        self.limit_bytes = limit_bytes
-
-    def __str__(self) -> str:
-        return f"the request body is larger than {self.limit_bytes >> 20} MiB"
-
-
-class BodyTimeout(TransportError):
-    """No byte of the body arrived for `limit_s` seconds."""
-
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(limit_s)
-        self.limit_s = limit_s
-
-    def __str__(self) -> str:
-        return f"the request body stopped arriving for {self.limit_s:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +89,22 @@ TABLE: dict[type[Exception], Row] = {
     store.SignInRequired: Row(403, _BAD, "sign_in_required"),
     store.RegistryError: Row(502, code="registry_error"),
     store.Stopped: Row(503, code="stopped"),
-    BodyTooLarge: Row(413, _BAD, "body_too_large"),
-    BodyTimeout: Row(408, _BAD, "body_timeout"),
+    refusals.BadFraming: Row(400, _BAD, "bad_framing"),
+    refusals.HeadTooLarge: Row(431, _BAD, "head_too_large"),
+    refusals.BodyTooLarge: Row(413, _BAD, "body_too_large"),
+    refusals.BodyTimeout: Row(408, _BAD, "body_timeout"),
+    refusals.BodyTooSlow: Row(408, _BAD, "body_timeout"),
+    refusals.EncodingRefused: Row(415, _BAD, "encoding_refused"),
+    refusals.HostRefused: Row(403, _BAD, "host_refused"),
+    refusals.OriginRefused: Row(403, _BAD, "origin_refused"),
+    # The codes are OpenAI's: its clients make classes of errors from them and the status.
+    refusals.KeyMissing: Row(401, _BAD, "missing_api_key"),
+    refusals.KeyRefused: Row(401, _BAD, "invalid_api_key"),
+    refusals.KeyBusy: Row(429, "rate_limit_error", "rate_limit_exceeded"),
+    refusals.UnknownRoute: Row(404, _BAD, "unknown_url"),
+    refusals.WrongMethod: Row(405, _BAD, "method_not_allowed"),
+    refusals.NoAccount: Row(401, _BAD, "no_account"),
+    refusals.CloudDisabled: Row(403, _BAD, "cloud_disabled"),
 }
 
 _UNMAPPED = Row(500, code="internal_error", text="internal error")
@@ -149,11 +139,13 @@ def fault_of(error: Exception) -> tuple[Row, Fault]:
 def error_response(error: Exception, dialect: Dialect) -> Response:
     """The error as a whole reply, with the headers that tell a client when to come back."""
     row, fault = fault_of(error)
-    headers = {}
-    if isinstance(error, ours.QueueFull):
-        headers["Retry-After"] = str(error.retry_after_s)
-    elif isinstance(error, ours.ShuttingDown | TransportError):
-        headers["Connection"] = "close"
+    headers: Mapping[str, str] = {}
+    if isinstance(error, TransportError):
+        headers = error.headers
+    elif isinstance(error, ours.QueueFull):
+        headers = {"Retry-After": str(error.retry_after_s)}
+    elif isinstance(error, ours.ShuttingDown):
+        headers = {"Connection": "close"}
     body = fault.native() if dialect == "native" else fault.openai()
     return Response(body, row.status, headers, media_type=JSON_TYPE)
 

@@ -1,8 +1,10 @@
 """What every request passes before anybody looks at it: plain ASGI middleware around the routes.
 
-Owns, outermost first: the access log line, the refusal while the daemon goes away, the browser
-origins (CORS), the Host check against DNS rebinding, and the limits on size and pace of bodies.
-Source: Ollama's HTTP server (`server/routes.go`) and its CORS library, gin-contrib/cors.
+Owns, outermost first: the access log line, requests that contradict themselves, the browser
+origins (CORS), the Host check against DNS rebinding, the refusal while the daemon goes away, the
+API key, and the limits on size and pace of bodies.
+Source: Ollama's HTTP server (`server/routes.go`) and its CORS library, gin-contrib/cors; RFC 9112
+for what a server has to refuse.
 """
 
 import asyncio
@@ -12,19 +14,39 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localrun.errors import ShuttingDown
-from localrun.http.errors import BodyTimeout, BodyTooLarge, Dialect, error_response
-from localrun.http.origins import ANY, EXPOSE_HEADERS, PREFLIGHT_HEADERS, Origins
+from localrun.http.errors import Dialect, error_response
+from localrun.http.keys import SCOPE_KEY, Caller, Keys
+from localrun.http.origins import (
+    ANY,
+    BLOB_PREFIX,
+    EXPOSE_HEADERS,
+    PREFLIGHT_HEADERS,
+    Origins,
+    changes_models,
+)
+from localrun.http.refusals import (
+    BadFraming,
+    BodyTimeout,
+    BodyTooLarge,
+    EncodingRefused,
+    HeadTooLarge,
+    HostRefused,
+    OriginRefused,
+    TransportError,
+)
 
 _access = logging.getLogger("localrun.access")
 _log = logging.getLogger(__name__)
 
-_BLOB_PREFIX = "/api/blobs/"
+# What answers without an API key, for whoever watches over the daemon. It tells nothing.
+_OPEN_PATHS = ("/", "/health")
 _PROBES = ("/", "/health", "/metrics", "/api/version")
 # Names that resolve to this machine or its own network by standard or by habit (RFC 6761, 6762).
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
@@ -32,12 +54,17 @@ _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`json_bytes` bounds every body but a blob's; `body_idle_s` is the longest gap in a body."""
+    """`json_bytes` bounds every body but a blob's; `body_idle_s` is the longest gap in a body.
+
+    `head_bytes` bounds the header lines of a request.
+    """
 
     # Long chats with inline pictures are some tens of MiB; anything above is a mistake.
     json_bytes: int = 64 << 20
     # Slow enough for a phone on a train, short enough to free a connection that nobody feeds.
     body_idle_s: float = 60.0
+    # As nginx (four buffers of 8 KiB): room for the cookies that a browser has for localhost.
+    head_bytes: int = 32 << 10
 
 
 class Guard:
@@ -47,6 +74,7 @@ class Guard:
         self,
         app: ASGIApp,
         origins: Origins,
+        keys: Keys,
         *,
         checks_host: bool,
         is_draining: Callable[[], bool],
@@ -54,6 +82,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._origins = origins
+        self._keys = keys
         self._checks_host = checks_host
         self._is_draining = is_draining
         self._limits = limits
@@ -83,57 +112,81 @@ class Guard:
             )
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        refusal = self._refusal(scope, headers)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return
-        granted = self._grant(headers)
-        if granted and scope["method"] == "OPTIONS":
-            await Response(status_code=204, headers=granted | PREFLIGHT_HEADERS)(
-                scope, receive, send
-            )
+        try:
+            _use_authority(scope)
+            headers = Headers(scope=scope)
+            _check_framing(headers, self._limits.head_bytes)
+            granted = self._grant(scope, headers)
+            self._check_host(headers)
+        except TransportError as error:
+            await error_response(error, dialect_of(scope["path"]))(scope, receive, send)
             return
         if granted:
+            if scope["method"] == "OPTIONS":
+                reply = Response(status_code=204, headers=granted | PREFLIGHT_HEADERS)
+                await reply(scope, receive, send)
+                return
+            # From here on also a refusal can be read by the page.
             send = _with_headers(send, granted)
-        limit = None if scope["path"].startswith(_BLOB_PREFIX) else self._limits.json_bytes
+        try:
+            self._check_caller(scope, headers)
+            limit = self._check_body(scope, headers)
+        except (TransportError, ShuttingDown) as error:
+            await error_response(error, dialect_of(scope["path"]))(scope, receive, send)
+            return
         body = _Body(receive, limit, self._limits.body_idle_s)
         await self._app(scope, body.receive, send)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        dialect = dialect_of(scope["path"])
-        if self._is_draining():
-            return error_response(ShuttingDown(), dialect)
+    def _grant(self, scope: Scope, headers: Headers) -> dict[str, str]:
+        """The headers that let a page read the reply. Raises: OriginRefused."""
         origin = headers.get("origin")
-        if origin and not self._is_same(origin, headers) and not self._origins.allows(origin):
+        if not origin or self._is_same(origin, headers):
+            return {}
+        is_change = changes_models(scope["method"], scope["path"])
+        if not self._origins.allows(origin, changes=is_change and not self._keys):
             _log.warning("origin %.200r is refused; LOCALRUN_ORIGINS can allow it", origin)
-            return Response(status_code=403)
-        if self._checks_host and not self._is_local(headers.getlist("host")):
-            _log.warning("host %.200r is refused: not a name of this machine", headers.get("host"))
-            return Response(status_code=403)
+            raise OriginRefused(origin, is_change=self._origins.allows(origin))
+        if self._origins.allows_any:
+            return {"Access-Control-Allow-Origin": ANY, **EXPOSE_HEADERS}
+        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", **EXPOSE_HEADERS}
+
+    def _check_host(self, headers: Headers) -> None:
+        """Raises: HostRefused."""
+        host = headers.get("host", "")
+        if self._checks_host and not self._is_local(host):
+            _log.warning("host %.200r is refused: not a name of this machine", host)
+            raise HostRefused(host)
+
+    def _check_caller(self, scope: Scope, headers: Headers) -> None:
+        """Leaves the owner of the request's key in `scope`. Raises: ShuttingDown, KeyMissing, …"""
+        if self._is_draining():
+            raise ShuttingDown
+        if scope["method"] == "OPTIONS" or scope["path"] in _OPEN_PATHS:
+            return
+        key = self._keys.find(headers)
+        if key is not None:
+            scope[SCOPE_KEY] = Caller(f"key {key.name}", key.name, key)
+
+    def _check_body(self, scope: Scope, headers: Headers) -> int | None:
+        """The limit of the body in bytes. Raises: EncodingRefused, BodyTooLarge."""
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise EncodingRefused(encoding)
+        if scope["path"].startswith(BLOB_PREFIX):
+            return None
         limit = self._limits.json_bytes
         length = headers.get("content-length", "")
-        if not scope["path"].startswith(_BLOB_PREFIX) and length.isdigit() and int(length) > limit:
-            return error_response(BodyTooLarge(limit), dialect)
-        return None
+        if length.isdigit() and int(length) > limit:
+            raise BodyTooLarge(limit)
+        return limit
 
     def _is_same(self, origin: str, headers: Headers) -> bool:
         return origin.partition("://")[2] == headers.get("host") and origin.startswith(
             ("http://", "https://")
         )
 
-    def _grant(self, headers: Headers) -> dict[str, str]:
-        origin = headers.get("origin")
-        if not origin or self._is_same(origin, headers):
-            return {}
-        if self._origins.allows_any:
-            return {"Access-Control-Allow-Origin": ANY, **EXPOSE_HEADERS}
-        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", **EXPOSE_HEADERS}
-
-    def _is_local(self, hosts: list[str]) -> bool:
-        if len(hosts) > 1:
-            return False
-        host = _without_port(hosts[0] if hosts else "").lower().removesuffix(".")
+    def _is_local(self, host: str) -> bool:
+        host = _without_port(host).lower().removesuffix(".")
         if host in ("", "localhost", self._own_name) or host.endswith(_LOCAL_SUFFIXES):
             return True
         try:
@@ -147,6 +200,31 @@ class Guard:
 def dialect_of(path: str) -> Dialect:
     """Which dialect's errors a path answers with."""
     return "openai" if path.startswith("/v1/") else "native"
+
+
+def _use_authority(scope: Scope) -> None:
+    """`GET http://host/path`, as clients ask a proxy: then that host counts, not the header's.
+
+    Source: RFC 9112, section 3.2.2. Raises: BadFraming for what is neither a path nor such a URL.
+    """
+    if scope["path"].startswith("/") or scope["path"] == "*":
+        return
+    url = urlsplit(scope["raw_path"].decode("latin-1"))
+    if url.scheme.lower() not in ("http", "https") or not url.netloc:
+        raise BadFraming("the request line has neither a path nor an http URL")
+    scope["path"], scope["raw_path"] = unquote(url.path) or "/", url.path.encode("latin-1") or b"/"
+    others = [pair for pair in scope["headers"] if pair[0] != b"host"]
+    scope["headers"] = [*others, (b"host", url.netloc.rpartition("@")[2].encode("latin-1"))]
+
+
+def _check_framing(headers: Headers, limit_bytes: int) -> None:
+    """Raises: HeadTooLarge, BadFraming where two servers would read two different requests."""
+    if sum(len(name) + len(value) for name, value in headers.raw) > limit_bytes:
+        raise HeadTooLarge(limit_bytes)
+    if len(headers.getlist("host")) > 1:
+        raise BadFraming("the request has more than one Host header")
+    if "transfer-encoding" in headers and "content-length" in headers:
+        raise BadFraming("the request has both a Content-Length and a Transfer-Encoding")
 
 
 def _without_port(host: str) -> str:

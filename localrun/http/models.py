@@ -7,7 +7,6 @@ Every call of the store runs in a thread. What is said about a model is put toge
 import asyncio
 import os
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 import localrun
@@ -16,6 +15,7 @@ from localrun.errors import BadRequest
 from localrun.http.abilities import Abilities
 from localrun.http.describe import Describer
 from localrun.http.errors import as_sent
+from localrun.http.requests import ApiRequest
 from localrun.service import TextService
 from localrun.settings import cache_folder
 from localrun.wire.native_models import (
@@ -43,47 +43,47 @@ class ModelsApi:
         self._store = store
         self._describer = Describer(store, Abilities(cache_folder() / "abilities.json"))
 
-    async def version(self, request: Request) -> Response:
+    async def version(self, request: ApiRequest) -> Response:
         """Who answers here."""
         return _json(encode_version(_OLLAMA_VERSION, localrun.__version__, os.getpid()))
 
-    async def tags(self, request: Request) -> Response:
+    async def tags(self, request: ApiRequest) -> Response:
         """The models of the store, latest change first."""
         return _json(encode_models(await asyncio.to_thread(self._describer.installed)))
 
-    async def ps(self, request: Request) -> Response:
+    async def ps(self, request: ApiRequest) -> Response:
         """The models in memory, the one that stays longest first."""
         residents = self._service.resident()
         return _json(encode_models(await asyncio.to_thread(self._describer.running, residents)))
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: ApiRequest) -> Response:
         """Counters and gauges of the models in memory, as Prometheus reads them."""
         text = metrics.exposition(self._service.resident())
         return Response(text, headers={"Content-Type": metrics.CONTENT_TYPE})
 
-    async def show(self, request: Request) -> Response:
+    async def show(self, request: ApiRequest) -> Response:
         """Raises BadRequest, InvalidName, ModelNotFound, CorruptManifest, BlobNotFound."""
-        wanted = decode_show(await request.body())
+        wanted = await request.decoded(decode_show)
         # Copilot shows this as the model's title.
         is_copilot = request.headers.get("user-agent", "").startswith("GitHubCopilotChat/")
         description = await asyncio.to_thread(self._describer.describe, wanted, titled=is_copilot)
         return _json(encode_description(description))
 
-    async def delete(self, request: Request) -> Response:
+    async def delete(self, request: ApiRequest) -> Response:
         """A model that is loaded goes when its answers have ended, unless it has another name.
 
         Raises BadRequest, ModelNotFound, StoreBusy, StoreNotWritable.
         """
-        model = decode_delete(await request.body())
+        model = await request.decoded(decode_delete)
         name = _parsed(model, "name")
         with as_sent(model):
             await asyncio.to_thread(self._store.delete, name)
         await self._service.unload_unnamed()
         return Response()
 
-    async def copy(self, request: Request) -> Response:
+    async def copy(self, request: ApiRequest) -> Response:
         """Raises BadRequest, ModelNotFound, CorruptManifest, StoreBusy, StoreNotWritable."""
-        source, destination = decode_copy(await request.body())
+        source, destination = await request.decoded(decode_copy)
         names = _parsed(source, "source"), _parsed(destination, "destination")
         with as_sent(source):
             await asyncio.to_thread(self._store.copy, *names)

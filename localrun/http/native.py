@@ -1,9 +1,8 @@
 """Handlers of Ollama's two routes for text: decode, one call of the service, encode."""
 
-from starlette.requests import Request
-
+from localrun.http.requests import ApiRequest
 from localrun.http.streaming import AnswerResponse
-from localrun.http.text import answer, client_of
+from localrun.http.text import answer
 from localrun.service import TextService
 from localrun.wire.native import NativeWriter, decode_chat, decode_generate
 
@@ -14,14 +13,14 @@ class NativeApi:
     def __init__(self, service: TextService) -> None:
         self._service = service
 
-    async def generate(self, request: Request) -> AnswerResponse:
+    async def generate(self, request: ApiRequest) -> AnswerResponse:
         """Raises BadRequest, Unsupported before the answer is begun."""
-        wanted = decode_generate(await request.body())
+        wanted = await request.decoded(decode_generate)
         writer = NativeWriter(wanted.call.model, "generate")
-        return answer(self._service, wanted, writer, "native", client=client_of(request))
+        return answer(self._service, wanted, writer, "native", request=request)
 
-    async def chat(self, request: Request) -> AnswerResponse:
+    async def chat(self, request: ApiRequest) -> AnswerResponse:
         """Raises BadRequest, Unsupported before the answer is begun."""
-        wanted = decode_chat(await request.body())
+        wanted = await request.decoded(decode_chat)
         writer = NativeWriter(wanted.call.model, "chat")
-        return answer(self._service, wanted, writer, "native", client=client_of(request))
+        return answer(self._service, wanted, writer, "native", request=request)

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from localrun.http.errors import as_sent
+from localrun.http.requests import ApiRequest
 from localrun.http.streaming import AnswerResponse
-from localrun.http.text import answer, client_of
+from localrun.http.text import answer
 from localrun.service import TextService
 from localrun.wire.completions import decode_completions
 from localrun.wire.openai import (
@@ -30,16 +30,16 @@ class OpenAIApi:
         self._service = service
         self._store = store
 
-    async def chat_completions(self, request: Request) -> AnswerResponse:
+    async def chat_completions(self, request: ApiRequest) -> AnswerResponse:
         """Raises BadRequest, Unsupported before the answer is begun."""
-        wanted = decode_chat_completions(await request.body())
+        wanted = await request.decoded(decode_chat_completions)
         return self._answer(request, wanted, "chat")
 
-    async def completions(self, request: Request) -> AnswerResponse:
+    async def completions(self, request: ApiRequest) -> AnswerResponse:
         """Raises BadRequest, Unsupported before the answer is begun."""
-        return self._answer(request, decode_completions(await request.body()), "completion")
+        return self._answer(request, await request.decoded(decode_completions), "completion")
 
-    def _answer(self, request: Request, wanted: CompletionRequest, kind: Kind) -> AnswerResponse:
+    def _answer(self, request: ApiRequest, wanted: CompletionRequest, kind: Kind) -> AnswerResponse:
         call = wanted.call
         writer = OpenAIWriter(
             call.model,
@@ -48,15 +48,15 @@ class OpenAIApi:
             include_usage=wanted.include_usage,
             has_logprobs=call.top_logprobs is not None,
         )
-        return answer(self._service, wanted, writer, "openai", client=client_of(request))
+        return answer(self._service, wanted, writer, "openai", request=request)
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, request: ApiRequest) -> Response:
         """Every model of the store."""
         listings = await asyncio.to_thread(self._store.list)
         entries = [_entry(listing, listing.name.display()) for listing in listings]
         return Response(encode_models(entries), media_type=JSON_TYPE)
 
-    async def model(self, request: Request) -> Response:
+    async def model(self, request: ApiRequest) -> Response:
         """One model. Raises InvalidName, ModelNotFound."""
         name = request.path_params["model"]
         with as_sent(name):

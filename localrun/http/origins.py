@@ -9,6 +9,7 @@ import re
 from localrun.settings import BadSetting
 
 ANY = "*"
+BLOB_PREFIX = "/api/blobs/"
 
 _LOCAL = [
     rf"{scheme}://{re.escape(host)}(?::\d+)?"
@@ -56,6 +57,20 @@ PREFLIGHT_HEADERS = {
 }
 
 
+# Routes that change the store. Everybody's page may ask models under `*`, as with Ollama; that any
+# page on the web could delete them is more than whoever writes `*` has in mind.
+_CHANGING = frozenset(
+    f"/api/{name}" for name in ("delete", "pull", "push", "create", "copy", "prune", "verify")
+)
+
+
+def changes_models(method: str, path: str) -> bool:
+    """Whether such a request, or the preflight of one, may change what the store holds."""
+    if method in ("GET", "HEAD"):
+        return False
+    return path in _CHANGING or path.startswith(BLOB_PREFIX)
+
+
 class Origins:
     """The defaults and the entries of a setting; `*` alone allows every origin."""
 
@@ -65,9 +80,9 @@ class Origins:
         patterns = [_pattern(entry) for entry in configured if entry != ANY]
         self._allowed = re.compile("|".join(f"(?:{p})" for p in _DEFAULT + patterns), re.DOTALL)
 
-    def allows(self, origin: str) -> bool:
-        """Tells whether a page of this origin may call."""
-        return self.allows_any or self._allowed.fullmatch(origin) is not None
+    def allows(self, origin: str, *, changes: bool = False) -> bool:
+        """Tells whether a page of this origin may call; `*` covers no `changes`."""
+        return (self.allows_any and not changes) or self._allowed.fullmatch(origin) is not None
 
 
 def _pattern(entry: str) -> str:

@@ -7,9 +7,8 @@ cannot widen it. A client that leaves ends its interest, and with the last one t
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from starlette.requests import Request
-
 from localrun.http.progress import ProgressResponse
+from localrun.http.requests import ApiRequest
 from localrun.http.threads import StepsInThread
 from localrun.service import TextService
 from localrun.wire.native_models import decode_pull
@@ -36,9 +35,9 @@ class PullApi:
         self._transfers = transfers
         self._jobs = ThreadPoolExecutor(_N_PULLS, thread_name_prefix="pull")
 
-    async def pull(self, request: Request) -> ProgressResponse:
+    async def pull(self, request: ApiRequest) -> ProgressResponse:
         """Raises BadRequest, InvalidName before anything goes to the network."""
-        wanted = decode_pull(await request.body())
+        wanted = await request.decoded(decode_pull)
         source = parse_pull(wanted.model)
         return ProgressResponse(
             StepsInThread(self._jobs, self._steps(source, insecure=wanted.insecure)),

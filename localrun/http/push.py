@@ -8,11 +8,10 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from starlette.requests import Request
-
 from localrun.errors import BadRequest
 from localrun.http.errors import as_sent
 from localrun.http.progress import ProgressResponse
+from localrun.http.requests import ApiRequest
 from localrun.http.threads import StepsInThread
 from localrun.wire.native_models import PullModel, decode_pull
 from modelstore.errors import InvalidName
@@ -33,9 +32,9 @@ class PushApi:
         self._access = access
         self._jobs = ThreadPoolExecutor(_N_PUSHES, thread_name_prefix="push")
 
-    async def push(self, request: Request) -> ProgressResponse:
+    async def push(self, request: ApiRequest) -> ProgressResponse:
         """Raises BadRequest before anything goes to the network."""
-        wanted = decode_pull(await request.body())
+        wanted = await request.decoded(decode_pull)
         try:
             name = ModelName.parse(wanted.model)
         except InvalidName as error:

@@ -9,14 +9,17 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from localrun.http import cloud
+from localrun.http.clean_paths import CleanPaths
 from localrun.http.create import CreateApi
 from localrun.http.errors import error_response
 from localrun.http.guard import Guard, Limits, dialect_of
+from localrun.http.keys import Keys, load_keys
 from localrun.http.machine import Diagnose, MachineApi
 from localrun.http.models import ModelsApi
 from localrun.http.native import NativeApi
@@ -24,17 +27,20 @@ from localrun.http.openai import OpenAIApi
 from localrun.http.origins import Origins
 from localrun.http.pull import PullApi
 from localrun.http.push import PushApi
+from localrun.http.refusals import UnknownRoute, WrongMethod
+from localrun.http.requests import ApiRequest, Bodies
 from localrun.http.storage import StorageApi
 from localrun.http.tokens import TokensApi
+from localrun.http.turns import Turns
 from localrun.loopback import is_loopback
 from localrun.service import TextService
-from localrun.settings import Settings
+from localrun.settings import BadSetting, Settings
 from localrun.wire.streams import JSON_TYPE
 from modelstore.registry.access import Access
 from modelstore.store import Store
 from modelstore.transfer.transfers import Transfers
 
-Handler = Callable[[Request], Awaitable[ASGIApp]]
+Handler = Callable[[ApiRequest], Awaitable[ASGIApp]]
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 
 
@@ -69,6 +75,7 @@ def table(
         ("GET", "/health", _health),
         ("GET", "/metrics", models.metrics),
         ("GET", "/api/version", models.version),
+        ("GET", "/api/status", cloud.status),
         ("GET", "/api/tags", models.tags),
         ("GET", "/api/ps", models.ps),
         ("GET", "/api/devices", machine.devices),
@@ -86,6 +93,12 @@ def table(
         ("GET", "/api/df", storage.df),
         ("POST", "/api/prune", storage.prune),
         ("POST", "/api/verify", storage.verify),
+        ("POST", "/api/me", cloud.account),
+        ("POST", "/api/signout", cloud.account),
+        ("DELETE", "/api/user/keys/{key}", cloud.account),
+        ("POST", "/api/experimental/web_search", cloud.web_search),
+        ("POST", "/api/experimental/web_fetch", cloud.web_fetch),
+        ("GET", "/api/experimental/model-recommendations", cloud.recommendations),
         ("GET", "/v1/models", openai.models),
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/v1/chat/completions", openai.chat_completions),
@@ -105,33 +118,49 @@ def build_app(
 ) -> ASGIApp:
     """The application.
 
-    Raises BadSetting for an origin that cannot match anything.
+    Raises BadSetting for an origin that cannot match anything, and for keys that cannot be used.
     """
     life = life or Life()
+    keys = load_keys(settings)
+    bodies, turns = Bodies(), _turns(settings, keys)
     routes = [
-        _Route(path, _Endpoint(handler), methods=methods.split())
+        _Route(path, _Endpoint(handler, bodies, turns), methods=methods.split())
         for methods, path, handler in table(service, store, diagnose, registries or Registries())
     ]
     # A bare router: Starlette's own middleware wraps `send` twice for errors that never get there.
-    app = Router(routes, default=_not_found, lifespan=life.lifespan)
+    router = Router(routes, default=_not_found, lifespan=life.lifespan, redirect_slashes=False)
     return Guard(
-        app,
+        CleanPaths(router, routes),
         Origins(settings.origins),
+        keys,
         checks_host=is_loopback(settings.host),
         is_draining=life.is_draining,
         limits=limits or Limits(),
     )
 
 
+def _turns(settings: Settings, keys: Keys) -> Turns:
+    max_running, max_queued = settings.max_running_per_key, settings.max_queued_per_key
+    if max_running is not None and not keys:
+        raise BadSetting("LOCALRUN_MAX_RUNNING_PER_KEY", "there are no keys; set LOCALRUN_API_KEY")
+    if max_queued is not None and max_running is None:
+        raise BadSetting(
+            "LOCALRUN_MAX_QUEUED_PER_KEY", "has no effect without LOCALRUN_MAX_RUNNING_PER_KEY"
+        )
+    return Turns(max_running, settings.max_queue if max_queued is None else max_queued)
+
+
 class _Endpoint:
     """A handler as an ASGI application, its errors turned into replies of the path's dialect."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, bodies: Bodies, turns: Turns) -> None:
         self._handler = handler
+        self._bodies = bodies
+        self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            reply = await self._handler(Request(scope, receive, send))
+            reply = await self._handler(ApiRequest(scope, receive, self._bodies, self._turns))
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - the table decides what the client is told
@@ -142,21 +171,29 @@ class _Endpoint:
 class _Route(Route):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.methods and scope["method"] not in self.methods:
-            allowed = {"Allow": ", ".join(sorted(self.methods))}
-            refusal = PlainTextResponse("405 method not allowed", 405, headers=allowed)
-            await refusal(scope, receive, send)
+            error = WrongMethod(scope["method"], scope["path"], ", ".join(sorted(self.methods)))
+            await _unrouted(error, "405 method not allowed")(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
 
-async def _root(request: Request) -> Response:
+async def _root(request: ApiRequest) -> Response:
     # Health probes compare these words.
     return PlainTextResponse("Ollama is running")
 
 
-async def _health(request: Request) -> Response:
+async def _health(request: ApiRequest) -> Response:
     return Response(b'{"status":"ok"}', media_type=JSON_TYPE)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    await PlainTextResponse("404 page not found", 404)(scope, receive, send)
+    error = UnknownRoute(scope["method"], scope["path"])
+    await _unrouted(error, "404 page not found")(scope, receive, send)
+
+
+def _unrouted(error: UnknownRoute | WrongMethod, text: str) -> Response:
+    """Ollama says `text`, plainly, everywhere; OpenAI's clients read an object."""
+    if dialect_of(error.path) == "openai":
+        return error_response(error, "openai")
+    status = error_response(error, "native").status_code
+    return PlainTextResponse(text, status, headers=error.headers)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from localrun.http.progress import ProgressResponse, Step
+from localrun.http.requests import ApiRequest
 from localrun.http.threads import StepsInThread
 from localrun.service import TextService
 from localrun.wire import native_storage as wire
@@ -37,13 +37,13 @@ class StorageApi:
         self._fetch = fetch
         self._verifying = ThreadPoolExecutor(_N_VERIFYING, thread_name_prefix="verify")
 
-    async def df(self, request: Request) -> Response:
+    async def df(self, request: ApiRequest) -> Response:
         """The figures of the store."""
         return _json(_use(await asyncio.to_thread(usage, self._store)))
 
-    async def prune(self, request: Request) -> Response:
+    async def prune(self, request: ApiRequest) -> Response:
         """Raises BadRequest, StoreBusy, StoreNotWritable."""
-        wanted = wire.decode_prune(await request.body())
+        wanted = await request.decoded(wire.decode_prune)
         rules = replace(
             BY_COMMAND,
             only_partials=wanted.only_partials,
@@ -55,9 +55,9 @@ class StorageApi:
         report = await asyncio.to_thread(self._store.prune, rules)
         return _json(_pruned(report, dry_run=wanted.dry_run))
 
-    async def verify(self, request: Request) -> ProgressResponse:
+    async def verify(self, request: ApiRequest) -> ProgressResponse:
         """Raises BadRequest, InvalidName; ModelNotFound comes before the first step."""
-        wanted = wire.decode_verify(await request.body())
+        wanted = await request.decoded(wire.decode_verify)
         for name in wanted.models:
             ModelName.parse(name)
         return ProgressResponse(

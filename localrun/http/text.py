@@ -4,10 +4,11 @@ import logging
 import re
 
 from msgspec.structs import replace
-from starlette.requests import Request
 
 from localrun.http.errors import Dialect, as_sent
+from localrun.http.requests import ApiRequest
 from localrun.http.streaming import AnswerResponse, AnswerWriter
+from localrun.http.turns import HeldAnswer
 from localrun.service import Answer, TextService
 from localrun.wire.bodies import TextRequest
 
@@ -25,17 +26,25 @@ def answer(
     writer: AnswerWriter,
     dialect: Dialect,
     *,
-    client: str,
+    request: ApiRequest,
 ) -> AnswerResponse:
     """The reply to `wanted`. A request without a prompt is answered by one object, never a stream.
 
-    `client` is who asks. Fields without effect are named in a header and in the log.
+    `request` says who asks. Fields without effect are named in a header and in the log.
     """
-    call = replace(wanted.call, client=client)
+    caller = request.caller
+    call = replace(wanted.call, client=caller.client, scope=caller.scope)
 
     async def opening() -> Answer:
-        with as_sent(call.model):
-            return await service.open(call)
+        give_back = await request.take_turn()
+        try:
+            with as_sent(call.model):
+                answer = await service.open(call)
+        except BaseException:
+            if give_back is not None:
+                give_back()
+            raise
+        return answer if give_back is None else HeldAnswer(answer, give_back)
 
     return AnswerResponse(
         opening,
@@ -45,11 +54,6 @@ def answer(
         n_choices=call.n_choices,
         headers=_headers(wanted.ignored),
     )
-
-
-def client_of(request: Request) -> str:
-    """Whom requests are shared out fairly among: the peer's address, without its port."""
-    return request.client.host if request.client else ""
 
 
 def _headers(ignored: tuple[str, ...]) -> dict[str, str]:

@@ -1,10 +1,11 @@
 """Handlers of the two routes about tokens: decode, one question to the model's runner, encode."""
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from localrun.core import Call, Question, Text, Tokens
 from localrun.http.errors import as_sent
+from localrun.http.requests import ApiRequest
 from localrun.http.streaming import while_connected
 from localrun.service import TextService
 from localrun.wire.native_tokens import decode_detokenize, decode_tokenize, encode_reply
@@ -17,15 +18,15 @@ class TokensApi:
     def __init__(self, service: TextService) -> None:
         self._service = service
 
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(self, request: ApiRequest) -> Response:
         """Raises BadRequest, ClientDisconnect, and what `TextService.ask` does."""
-        return await self._answer(request, *decode_tokenize(await request.body()))
+        return await self._answer(request, *(await request.decoded(decode_tokenize)))
 
-    async def detokenize(self, request: Request) -> Response:
+    async def detokenize(self, request: ApiRequest) -> Response:
         """Raises BadRequest, ClientDisconnect, and what `TextService.ask` does."""
-        return await self._answer(request, *decode_detokenize(await request.body()))
+        return await self._answer(request, *(await request.decoded(decode_detokenize)))
 
-    async def _answer(self, request: Request, call: Call, question: Question) -> Response:
+    async def _answer(self, request: ApiRequest, call: Call, question: Question) -> Response:
         replies: list[Tokens | Text] = []
 
         async def ask() -> None:

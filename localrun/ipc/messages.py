@@ -91,6 +91,16 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     id: int
 
 
+class Pace(Struct, frozen=True, tag="pace"):
+    """The reader of a request is too far behind, or, when not `is_paused`, no longer so.
+
+    A paused sequence gives up its slot and its cells. Unknown ids are ignored.
+    """
+
+    id: int
+    is_paused: bool
+
+
 class Share(Struct, frozen=True, tag="share"):
     """The CPUs are shared: `n_active` runners have requests now, the receiver among them.
 
@@ -101,7 +111,7 @@ class Share(Struct, frozen=True, tag="share"):
     siblings: tuple[int, ...] = ()
 
 
-ToRunner = ListDevices | MakePlan | Load | Submit | Ask | Cancel | Share
+ToRunner = ListDevices | MakePlan | Load | Submit | Ask | Cancel | Pace | Share
 
 # ---- read by the daemon
 

@@ -32,6 +32,7 @@ from localrun.ipc.messages import (
     LoadRefused,
     MakePlan,
     Outbox,
+    Pace,
     Share,
     Submit,
 )
@@ -97,7 +98,7 @@ def _receive(channel: Channel) -> None:
                 inboxes.load.put(message)
             case Submit() | Ask():
                 inboxes.prompt.put(message)
-            case Share():
+            case Share() | Pace():
                 # On the way of what it is about: the sequences reach the engine there too.
                 inboxes.text.put(message)
             case Cancel():

@@ -26,6 +26,7 @@ from localrun.ipc.messages import (
     Cancel,
     Failed,
     Outbox,
+    Pace,
     Progressed,
     Rendering,
     Resized,
@@ -44,7 +45,7 @@ from localrun.runner.prompt.composer import Prepared
 from localrun.runner.prompt.prepare import FromPrompt, Refused, Settled
 
 # What the text thread's inbox carries, from the reader, the prompt thread and the engine.
-TextMessage = Cancel | Share | FromPrompt | StepOutput
+TextMessage = Cancel | Pace | Share | FromPrompt | StepOutput
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class TextThread:
         self,
         vocab: Vocab,
         inbox: "SimpleQueue[TextMessage]",
-        engine_inbox: "SimpleQueue[Sequence | Remove | Share]",
+        engine_inbox: "SimpleQueue[Sequence | Remove | Pace | Share]",
         send: Callable[[Outbox], None],
     ) -> None:
         self._inbox = inbox
@@ -108,7 +109,7 @@ class TextThread:
                     self._accept(message)
                 case Refused(id=request_id, error=error):
                     self._fail(request_id, error)
-                case Share():
+                case Share() | Pace():
                     self._engine_inbox.put(message)
                 case Settled(id=request_id):
                     self._cancelled.discard(request_id)

@@ -36,6 +36,7 @@ from localrun.ipc.messages import (
     Loaded,
     LoadRefused,
     Outbox,
+    Pace,
     Planned,
     Progress,
     Progressed,
@@ -108,7 +109,7 @@ class RunnerClient:
 
     def submit(self, request: Submit) -> RequestStream:
         """Sends a request, under an id of its own. Raises BadRequest when it is too large."""
-        stream = RequestStream(next(self._ids), self._forget)
+        stream = RequestStream(next(self._ids), self._forget, self._pace)
         if self.is_lost:
             stream.fail(RunnerLost("waiting", "it had ended before the request reached it"))
             return stream
@@ -147,6 +148,11 @@ class RunnerClient:
         if self._streams.pop(request_id, None) and not self.is_lost:
             self._connection.send(Cancel(request_id))
             self.on_activity()
+
+    def _pace(self, request_id: int, is_paused: bool) -> None:
+        if request_id in self._streams and not self.is_lost:
+            self._heard_at_s = self._loop.time()
+            self._connection.send(Pace(request_id, is_paused))
 
     async def wait_lost(self) -> None:
         """Returns when the process has ended, for whatever reason, and every stream knows."""
@@ -264,8 +270,11 @@ class RunnerClient:
         if self._stall_timeout_s == math.inf:
             return
         while True:
-            is_asked = bool(self._streams or self._answers)
-            silent_s = self._loop.time() - self._heard_at_s if is_asked else 0.0
+            # One that has nothing but paused requests rightly says nothing.
+            is_working = bool(self._answers) or any(
+                not stream.is_paused for stream in self._streams.values()
+            )
+            silent_s = self._loop.time() - self._heard_at_s if is_working else 0.0
             if silent_s >= self._stall_timeout_s:
                 _log.error("runner %d: no sign of life for %g s", self.pid, silent_s)
                 self._process.kill()

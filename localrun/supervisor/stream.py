@@ -4,20 +4,36 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from localrun.core import Done, Event
+from localrun.core import Done, Event, TextDelta
 from localrun.errors import LocalrunError, Phase
+
+# What waits for a slow reader before its sequence is paused, as bytes on the wire: below it a
+# hiccup of the network costs nothing, above it tokens are computed that perhaps nobody reads.
+AHEAD_BYTES = 256 << 10
+
+# JSON around a piece of text, in the longest dialect, and a token with its log-probability.
+_PIECE_BYTES, _LOGPROB_BYTES = 160, 80
 
 
 class RequestStream:
     """The events of one request. One reader; `close` cancels what still runs.
 
-    What the reader has not fetched waits here, bounded by the window of the sequence.
+    What the reader has not fetched waits here. When that is more than `AHEAD_BYTES`, `pace` is
+    called with (id, True), and with (id, False) when most of it has been fetched.
     """
 
-    def __init__(self, request_id: int, forget: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        forget: Callable[[int], None],
+        pace: Callable[[int, bool], None] = lambda _id, _is_paused: None,
+    ) -> None:
         self.id = request_id
         self.phase: Phase = "waiting"
+        self.is_paused = False
+        self._n_bytes = 0
         self._forget = forget
+        self._pace = pace
         self._on_event: Callable[[], None] | None = None
         self._ready: deque[Event | LocalrunError] = deque()
         self._loop = asyncio.get_running_loop()
@@ -39,6 +55,11 @@ class RequestStream:
             self._arrival = self._loop.create_future()
             await self._arrival
         event = self._ready.popleft()
+        if isinstance(event, TextDelta):
+            self._n_bytes -= _size_bytes(event)
+            if self.is_paused and self._n_bytes <= AHEAD_BYTES // 4:
+                self._set_paused(False)
+            return event
         if isinstance(event, LocalrunError):
             self._is_over = True
             raise event
@@ -64,10 +85,18 @@ class RequestStream:
     def put(self, event: Event | LocalrunError) -> None:
         """Hands on a piece of the answer or its end."""
         self._ready.append(event)
+        if isinstance(event, TextDelta):
+            self._n_bytes += _size_bytes(event)
+            if self._n_bytes > AHEAD_BYTES and not self.is_paused:
+                self._set_paused(True)
         if self._on_event is not None:
             self._on_event()
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+    def _set_paused(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
+        self._pace(self.id, is_paused)
 
     def accept(self) -> None:
         """The prompt is in the queue of the engine."""
@@ -82,3 +111,9 @@ class RequestStream:
             # Whoever waits gets it; if the reader has left, nobody has to.
             self._accepted.exception()
         self.put(error)
+
+
+def _size_bytes(piece: TextDelta) -> int:
+    """About what it is on the wire."""
+    n_tokens = sum(1 + len(token.top) for token in piece.logprobs)
+    return len(piece.text) + _PIECE_BYTES + n_tokens * _LOGPROB_BYTES

@@ -107,10 +107,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.placement",
         "localrun.residency",
         "localrun.supervisor",
+        "localrun.server",
         "localrun.service",
         "localrun.http",
         "modelstore",
     ),
+    "localrun.server": ("localrun.loopback", "localrun.settings"),
     "modelstore": ("modelstore",),
     "modelstore.registry": ("modelstore",),
     "modelstore.transfer": ("modelstore",),
@@ -143,7 +145,7 @@ ROOMS["cli.bench"] = (
     "modelstore.names",
 )
 ROOMS["cli.commands"] = ROOMS["cli"]
-ROOMS["cli.commands.serve"] = (*ROOMS["cli"], "localrun.app")
+ROOMS["cli.commands.serve"] = (*ROOMS["cli"], "localrun.app", "localrun.server")
 # Without a daemon it looks at the machine itself, inside its function.
 ROOMS["cli.commands.doctor"] = (*ROOMS["cli"], "localrun.diagnosis", "localrun.supervisor.devices")
 
@@ -157,7 +159,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "gotpl": ("localrun.runner.prompt.go_template",),
     "psutil": ("localrun.runner.measure", "localrun.placement.machine", "cli.commands.serve"),
     "starlette": ("localrun.http",),
-    "uvicorn": ("localrun.app",),
+    "uvicorn": ("localrun.server",),
     "platformdirs": ("localrun.settings", "cli.autostart"),
     "filelock": ("modelstore.locks", "modelstore.transfer.partial", "cli.autostart"),
     "httpx": ("modelstore.registry",),

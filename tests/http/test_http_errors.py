@@ -5,14 +5,14 @@ import inspect
 import pytest
 
 from localrun import errors as ours
-from localrun.http import errors
+from localrun.http import refusals
 from localrun.http.errors import TABLE, as_sent, error_response, fault_of, row_of
 from modelstore import errors as store
 
-ROOTS = (ours.LocalrunError, store.StoreError, errors.TransportError)
+ROOTS = (ours.LocalrunError, store.StoreError, refusals.TransportError)
 ALL = [
     cls
-    for module in (ours, store, errors)
+    for module in (ours, store, refusals)
     for _, cls in inspect.getmembers(module, inspect.isclass)
     if issubclass(cls, ROOTS) and cls not in ROOTS
 ]

@@ -8,8 +8,10 @@ import pytest
 from http_fakes import Exchange, ScriptedService, app_of
 
 from localrun.http.guard import Limits
-from localrun.http.routes import Life
+from localrun.http.origins import changes_models
+from localrun.http.routes import Life, Registries, table
 from localrun.settings import BadSetting, Settings
+from modelstore.store import Store
 
 
 def ask(tmp_path, method="GET", path="/api/version", headers=None, body=b"", **more):
@@ -53,7 +55,8 @@ def test_local_origins_may_call(tmp_path, origin):
 )
 def test_foreign_origins_are_refused_everywhere(tmp_path, origin, method, path):
     status, headers, body = ask(tmp_path, method, path, {"Origin": origin})
-    assert (status, body) == (403, b"")
+    assert status == 403
+    assert "LOCALRUN_ORIGINS" in json.loads(body)["error"]
     assert "access-control-allow-origin" not in headers
 
 
@@ -142,8 +145,8 @@ def test_hosts_of_this_machine_pass(tmp_path, host):
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "DELETE"])
 def test_a_rebound_name_reaches_nothing(tmp_path, host, method):
     for headers in ({"Host": host}, {"Host": host, "Origin": f"http://{host}"}):
-        status, _, body = ask(tmp_path, method, "/api/version", headers)
-        assert (status, body) == (403, b"")
+        for path in ("/api/version", "/", "/health", "/api/delete", "/nope"):
+            assert ask(tmp_path, method, path, headers)[0] == 403
 
 
 def test_two_host_headers_are_refused(tmp_path):
@@ -152,7 +155,7 @@ def test_two_host_headers_are_refused(tmp_path):
         exchange.scope["headers"].append((b"host", b"127.0.0.1"))
         return await exchange.run()
 
-    assert asyncio.run(main())[0] == 403
+    assert asyncio.run(main())[0] == 400
 
 
 def test_beyond_loopback_any_host_name_will_do(tmp_path):
@@ -207,3 +210,101 @@ def test_one_line_per_request_and_no_way_to_write_another(tmp_path, caplog):
     assert line.startswith("POST /nope%0A")
     assert " 404 " in line
     assert "secret" not in line
+
+
+# ---- heads that contradict themselves
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_the_host_of_a_url_counts_and_not_the_header(tmp_path, status):
+    host = "127.0.0.1:11434" if status == 200 else "evil.example"
+
+    async def main():
+        exchange = Exchange(app_of(ScriptedService(), tmp_path), "GET", "/api/version")
+        exchange.scope["path"] = f"http://{host}/api/version"
+        exchange.scope["raw_path"] = exchange.scope["path"].encode()
+        return await exchange.run()
+
+    assert asyncio.run(main())[0] == status
+
+
+@pytest.mark.parametrize("path", ["ftp://127.0.0.1/x", "nonsense", "http:/x"])
+def test_a_target_that_is_neither_path_nor_url_is_refused(tmp_path, path):
+    assert ask(tmp_path, path=path)[0] == 400
+
+
+def test_length_and_transfer_encoding_together_are_refused(tmp_path):
+    both = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
+    status, headers, body = ask(tmp_path, "POST", "/api/chat", both, b"{}")
+    assert (status, headers["connection"]) == (400, "close")
+    assert b"Transfer-Encoding" in body
+
+
+def test_a_head_beyond_the_limit_is_refused(tmp_path):
+    status, headers, _ = ask(tmp_path, headers={"Cookie": "x" * (33 << 10)})
+    assert (status, headers["connection"]) == (431, "close")
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "gzip", "br", "gzip, identity"])
+def test_a_compressed_body_is_refused_with_words(tmp_path, encoding):
+    for path in ("/v1/chat/completions", "/api/chat"):
+        status, _, body = ask(tmp_path, "POST", path, {"Content-Encoding": encoding}, b"\x28")
+        assert status == 415
+        assert encoding in str(json.loads(body)["error"])
+
+
+def test_an_identity_encoding_is_none(tmp_path):
+    status, _, body = ask(tmp_path, "POST", "/api/chat", {"Content-Encoding": "Identity"})
+    assert (status, json.loads(body)) == (400, {"error": "missing request body"})
+
+
+# ---- any origin is not any right
+
+
+EVIL = "https://evil.example"
+
+
+def test_every_route_that_writes_to_the_store_counts_as_a_change(tmp_path):
+    rows = table(ScriptedService(), Store(tmp_path), None, Registries())
+    asks = {"/api/show", "/api/generate", "/api/chat", "/v1/chat/completions", "/v1/completions"}
+    cloud = {"/api/me", "/api/signout", "/api/user/keys/{key}"}
+    for methods, path, _ in rows:
+        for method in methods.split():
+            changes = changes_models(method, path.replace("{digest}", "sha256:0"))
+            is_ask = path in asks | cloud or "experimental" in path
+            assert changes == (method in ("POST", "DELETE") and not is_ask), (method, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/api/delete"),
+        ("OPTIONS", "/api/delete"),
+        ("POST", "/api/pull"),
+        ("POST", "/api/blobs/sha256:" + "0" * 64),
+    ],
+)
+def test_a_star_does_not_cover_changes_without_a_key(tmp_path, method, path):
+    status, headers, body = ask(
+        tmp_path, method, path, {"Origin": EVIL}, settings=Settings(origins=("*",))
+    )
+    assert status == 403
+    assert "may not change models" in json.loads(body)["error"]
+    assert "access-control-allow-origin" not in headers
+    named = Settings(origins=("*", EVIL))
+    assert ask(tmp_path, method, path, {"Origin": EVIL}, settings=named)[0] != 403
+    local = {"Origin": "http://localhost:1"}
+    assert ask(tmp_path, method, path, local, settings=Settings(origins=("*",)))[0] != 403
+
+
+def test_with_a_key_a_star_covers_everything(tmp_path):
+    settings = Settings(origins=("*",), api_key="k")
+    status, headers, _ = ask(
+        tmp_path,
+        "DELETE",
+        "/api/delete",
+        {"Origin": EVIL, "x-api-key": "k"},
+        json.dumps({"model": "m"}).encode(),
+        settings=settings,
+    )
+    assert (status, headers["access-control-allow-origin"]) == (404, "*")

@@ -37,7 +37,7 @@ def test_version(tmp_path, method):
     }
 
 
-@pytest.mark.parametrize("path", ["/nope", "/api", "/v1/nope"])
+@pytest.mark.parametrize("path", ["/nope", "/api", "/v1"])
 def test_an_unknown_path_is_plain_text(tmp_path, path):
     status, headers, body = ask(tmp_path, "GET", path)
     assert (status, body) == (404, b"404 page not found")
@@ -51,7 +51,7 @@ def test_an_unknown_path_is_plain_text(tmp_path, path):
         ("POST", "/api/delete", {"DELETE"}),
         ("POST", "/api/tags", {"GET", "HEAD"}),
         ("GET", "/api/blobs/x", {"HEAD", "POST"}),
-        ("PUT", "/v1/models", {"GET", "HEAD"}),
+        ("PUT", "/api/ps", {"GET", "HEAD"}),
     ],
 )
 def test_a_wrong_method_says_which_are_right(tmp_path, method, path, allowed):
@@ -60,10 +60,69 @@ def test_a_wrong_method_says_which_are_right(tmp_path, method, path, allowed):
     assert set(headers["allow"].split(", ")) == allowed
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/api/tags"), ("POST", "/api/chat")])
-def test_a_trailing_slash_is_redirected(tmp_path, method, path):
-    status, headers, _ = ask(tmp_path, method, path + "/")
-    assert (status, headers["location"]) == (307, f"http://127.0.0.1:11434{path}")
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/nope", 404, "unknown_url"),
+        ("POST", "/v1/chat", 404, "unknown_url"),
+        ("PUT", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+    ],
+)
+def test_openais_clients_get_an_object_for_what_is_not_there(tmp_path, method, path, status, code):
+    got, headers, body = ask(tmp_path, method, path)
+    assert (got, json.loads(body)["error"]["code"]) == (status, code)
+    assert ("allow" in headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "location"),
+    [
+        ("GET", "/api/tags/", "/api/tags"),
+        ("POST", "/api/chat/", "/api/chat"),
+        ("POST", "/v1//chat/completions", "/v1/chat/completions"),
+        ("GET", "//api/./x/../tags", "/api/tags"),
+        ("DELETE", "//api//delete//", "/api/delete"),
+        ("GET", "/v1/models/", "/v1/models"),
+        ("GET", "/v1/models/a b?/", "/v1/models/a%20b%3F"),
+    ],
+)
+def test_slashes_too_many_are_redirected_with_method_and_body(tmp_path, method, path, location):
+    status, headers, _ = ask(tmp_path, method, path)
+    assert (status, headers["location"]) == (307, location)
+
+
+def test_a_redirect_keeps_the_query(tmp_path):
+    async def main():
+        exchange = Exchange(app_of(ScriptedService(), tmp_path), "GET", "/api/tags/")
+        exchange.scope["query_string"] = b"a=%2F&b"
+        return await exchange.run()
+
+    assert asyncio.run(main())[1]["location"] == "/api/tags?a=%2F&b"
+
+
+@pytest.mark.parametrize("path", ["/nope/", "//evil.example/", "/../x", "/api/blobs/"])
+def test_a_path_that_leads_nowhere_is_not_redirected(tmp_path, path):
+    assert ask(tmp_path, "GET", path)[0] == 404
+
+
+def test_a_cloud_is_not_here(tmp_path):
+    status, _, body = ask(tmp_path, "GET", "/api/status")
+    assert (status, json.loads(body)) == (200, {"cloud": {"disabled": True, "source": "config"}})
+    for method, path in (
+        ("POST", "/api/me"),
+        ("POST", "/api/signout"),
+        ("DELETE", "/api/user/keys/abc"),
+    ):
+        status, _, body = ask(tmp_path, method, path)
+        assert status == 401
+        assert "no accounts" in json.loads(body)["error"]
+    for name in ("search", "fetch"):
+        status, _, body = ask(tmp_path, "POST", f"/api/experimental/web_{name}", {"query": "x"})
+        error = json.loads(body)["error"]
+        assert (status, error) == (403, f"ollama cloud is disabled: web {name} is unavailable")
+    _, _, body = ask(tmp_path, "GET", "/api/experimental/model-recommendations")
+    assert json.loads(body) == {"recommendations": []}
 
 
 @pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/api/show", "/api/create"])

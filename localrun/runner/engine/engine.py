@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from localrun.core import DoneReason, LoadSpec, RunnerInfo, RunnerStats, Verdict
 from localrun.errors import EngineFailed, LocalrunError
-from localrun.ipc.messages import Share
+from localrun.ipc.messages import Pace, Share
 from localrun.runner.engine.cache import Holder, KvCache
 from localrun.runner.engine.context import Context
 from localrun.runner.engine.cost_model import CostModel
@@ -95,7 +95,7 @@ class Engine:
         *,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.inbox: SimpleQueue[Sequence | Remove | Share] = SimpleQueue()
+        self.inbox: SimpleQueue[Sequence | Remove | Pace | Share] = SimpleQueue()
         self._model = model
         self._spec = spec
         self._emit = emit
@@ -107,6 +107,7 @@ class Engine:
         self._waiting = FairLine()
         self._preempted: list[Sequence] = []  # in order of arrival
         self.running: list[Sequence] = []  # in order of arrival
+        self._paused: list[Sequence] = []  # whose readers are behind; they have no cells
         self._n_ctx = 0  # the largest window among new arrivals
         self._n_tests = 0
         self._context = Context(model, spec, self._costs, self._meter, clock_ns)
@@ -137,7 +138,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """True when nobody runs or waits."""
+        """True when nobody runs or waits; who is paused comes back by a message."""
         return not (self.running or self._waiting or self._preempted)
 
     def run(self) -> None:
@@ -190,6 +191,8 @@ class Engine:
             changed = True
             if isinstance(message, Remove):
                 self._remove(message)
+            elif isinstance(message, Pace):
+                self._pace(message)
             else:
                 self._arrive(message)
         return changed
@@ -213,15 +216,36 @@ class Engine:
                 else:
                     self._cache.leave(sequence, keep=True)
                 return self._end(sequence)
-        for sequence in self._preempted:
-            if sequence.id == message.id:
-                self._preempted.remove(sequence)
-                self._cache.forget(sequence)
-                return _close(sequence)
+        for line in (self._preempted, self._paused):
+            for sequence in line:
+                if sequence.id == message.id:
+                    line.remove(sequence)
+                    self._cache.forget(sequence)
+                    return _close(sequence)
         waiting = self._waiting.find(message.id)
         if waiting is not None:
             self._waiting.leave(waiting)
         return None
+
+    def _pace(self, message: Pace) -> None:
+        """A paused sequence yields like a preempted one, and comes back like one."""
+        if not message.is_paused:
+            for sequence in self._paused:
+                if sequence.id == message.id:
+                    self._paused.remove(sequence)
+                    insort(self._preempted, sequence, key=_by_arrival)
+                    return
+            return
+        for sequence in (*self.running, *self._preempted):
+            # A deterministic text must not depend on how fast somebody reads it.
+            if sequence.id == message.id and not sequence.sampling.deterministic:
+                if sequence.kv_id >= 0:
+                    self._yield(sequence)
+                else:
+                    self._preempted.remove(sequence)
+                self._paused.append(sequence)
+                self._meter.count("pauses_total")
+                return
 
     # ---- the context
 
@@ -230,7 +254,7 @@ class Engine:
         if not self._is_changed:
             return
         self._is_changed = False
-        live = (*self.running, *self._preempted)
+        live = (*self.running, *self._preempted, *self._paused)
         needs_split = any(s.sampling.deterministic for s in (*live, *self._waiting))
         n_ctx, self._n_ctx = self._n_ctx, 0
         shape = self._context.wanted(n_ctx, needs_split=needs_split, is_empty=not live)
@@ -356,11 +380,15 @@ class Engine:
     # ---- who yields
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        was_saved = self._cache.preempt(sequence)
+        was_saved = self._yield(sequence)
         insort(self._preempted, sequence, key=_by_arrival)
-        self._is_full = False
         self._meter.count("preemptions_swap_total" if was_saved else "preemptions_recompute_total")
+
+    def _yield(self, sequence: Sequence) -> bool:
+        """Takes slot and cells; True when its KV was saved."""
+        self.running.remove(sequence)
+        self._is_full = False
+        return self._cache.preempt(sequence)
 
     def _work_lost_s(self, sequence: Sequence) -> float:
         n_own = self._cache.own_cells(sequence)
@@ -483,6 +511,7 @@ class Engine:
             "waiting": len(self._waiting),
             "running": len(self.running),
             "preempted": len(self._preempted),
+            "paused": len(self._paused),
             "kv_cells": ledger.n_cells,
             "kv_cells_used": ledger.n_used,
             "kv_cells_retained": self._cache.n_retained,

@@ -1,14 +1,20 @@
 """The official Python clients of Ollama and OpenAI against a live daemon with a real model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import ollama
 import openai
 import pytest
+from compatibility import NOT_YET, WORKS, Compatibility
 from live import Daemon, wait_until
 
+OLLAMA = f"ollama {version('ollama')}"
+OPENAI = f"openai {version('openai')}"
+
 MODEL = "smollm2:135m"
+SHORT = {"num_predict": 8}
 QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 
 
@@ -28,6 +34,8 @@ def openai_client(smollm2_daemon: Daemon) -> Iterator[openai.OpenAI]:
 # ---- ollama
 
 
+@pytest.mark.client(OLLAMA, "chat")
+@pytest.mark.client(OLLAMA, "chat, streamed")
 def test_ollama_chat_and_its_stream_say_the_same(client: ollama.Client) -> None:
     options = {"temperature": 0, "num_predict": 16}
     whole = client.chat(MODEL, QUESTION, options=options)
@@ -41,6 +49,8 @@ def test_ollama_chat_and_its_stream_say_the_same(client: ollama.Client) -> None:
         assert duration > 0
 
 
+@pytest.mark.client(OLLAMA, "completion")
+@pytest.mark.client(OLLAMA, "completion without a template")
 def test_ollama_generate_continues_its_context(client: ollama.Client) -> None:
     options = {"temperature": 0, "num_predict": 8}
     first = client.generate(MODEL, "My name is Ada.", options=options)
@@ -52,6 +62,8 @@ def test_ollama_generate_continues_its_context(client: ollama.Client) -> None:
     assert raw.context is None
 
 
+@pytest.mark.client(OLLAMA, "list models")
+@pytest.mark.client(OLLAMA, "models in memory")
 def test_ollama_loads_lists_and_unloads(client: ollama.Client) -> None:
     loaded = client.generate(MODEL)
     assert (loaded.done, loaded.done_reason) == (True, "load")
@@ -66,6 +78,9 @@ def test_ollama_loads_lists_and_unloads(client: ollama.Client) -> None:
     wait_until(lambda: not client.ps().models, "the model to be unloaded")
 
 
+@pytest.mark.client(OLLAMA, "show a model")
+@pytest.mark.client(OLLAMA, "create a model")
+@pytest.mark.client(OLLAMA, "copy and delete")
 def test_ollama_shows_creates_and_deletes(client: ollama.Client, smollm2_path: Path) -> None:
     shown = client.show(MODEL)
     assert shown.modelinfo["general.architecture"] == "llama"
@@ -82,6 +97,7 @@ def test_ollama_shows_creates_and_deletes(client: ollama.Client, smollm2_path: P
     assert error.value.status_code == 404
 
 
+@pytest.mark.client(OLLAMA, "errors with status and text")
 def test_ollama_errors_carry_status_and_text(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError) as missing:
         client.chat("no-such-model", QUESTION)
@@ -93,6 +109,7 @@ def test_ollama_errors_carry_status_and_text(client: ollama.Client) -> None:
     assert "temperature" in bad.value.error
 
 
+@pytest.mark.client(OLLAMA, "abort of a stream")
 def test_ollama_stream_that_is_left_frees_its_slot(
     client: ollama.Client, smollm2_daemon: Daemon
 ) -> None:
@@ -102,9 +119,66 @@ def test_ollama_stream_that_is_left_frees_its_slot(
     wait_until(lambda: smollm2_daemon.n_busy() == 0, "the slot to be free")
 
 
+# ---- what is not there yet is refused in words that a person understands
+
+_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+_TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tells the weather", "parameters": _SCHEMA},
+}
+_OLLAMA_TRIES: dict[str, Callable[[ollama.Client], object]] = {
+    "tools": lambda client: client.chat(MODEL, QUESTION, tools=[_TOOL], options=SHORT),
+    "structured output": lambda client: client.chat(MODEL, QUESTION, format=_SCHEMA, options=SHORT),
+    "embeddings": lambda client: client.embed(MODEL, "Paris"),
+    "log-probabilities": lambda client: client.chat(MODEL, QUESTION, logprobs=True, options=SHORT),
+}
+_OPENAI_TRIES: dict[str, Callable[[openai.OpenAI], object]] = {
+    "tools": lambda client: client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[_TOOL], max_tokens=8
+    ),
+    "structured output": lambda client: client.chat.completions.create(
+        model=MODEL, messages=QUESTION, response_format={"type": "json_object"}, max_tokens=8
+    ),
+    "embeddings": lambda client: client.embeddings.create(model=MODEL, input="Paris"),
+    "log-probabilities": lambda client: client.chat.completions.create(
+        model=MODEL, messages=QUESTION, logprobs=True, max_tokens=8
+    ),
+}
+
+
+def _outcome(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except (ollama.ResponseError, openai.APIStatusError) as error:
+        words = ("not support", "not available", "not found", "unknown request URL")
+        if any(word in str(error) for word in words):
+            return NOT_YET
+        raise
+    return WORKS
+
+
+@pytest.mark.parametrize("feature", _OLLAMA_TRIES)
+def test_ollama_gets_it_or_clear_words(
+    client: ollama.Client, compatibility: Compatibility, feature: str
+) -> None:
+    outcome = _outcome(lambda: _OLLAMA_TRIES[feature](client))
+    compatibility.add(OLLAMA, feature, outcome)
+    assert outcome in (WORKS, NOT_YET)
+
+
+@pytest.mark.parametrize("feature", _OPENAI_TRIES)
+def test_openai_gets_it_or_clear_words(
+    openai_client: openai.OpenAI, compatibility: Compatibility, feature: str
+) -> None:
+    outcome = _outcome(lambda: _OPENAI_TRIES[feature](openai_client))
+    compatibility.add(OPENAI, feature, outcome)
+    assert outcome in (WORKS, NOT_YET)
+
+
 # ---- openai
 
 
+@pytest.mark.client(OPENAI, "chat")
 def test_openai_chat_and_its_stream_say_the_same(openai_client: openai.OpenAI) -> None:
     # With a seed nothing is reused, so that both evaluate the same.
     request = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 16, "seed": 1}
@@ -120,6 +194,7 @@ def test_openai_chat_and_its_stream_say_the_same(openai_client: openai.OpenAI) -
     assert chunks[-1].usage == whole.usage
 
 
+@pytest.mark.client(OPENAI, "chat, streamed")
 def test_openai_accumulated_stream_equals_the_plain_answer(
     openai_client: openai.OpenAI,
 ) -> None:
@@ -133,6 +208,7 @@ def test_openai_accumulated_stream_equals_the_plain_answer(
     assert accumulated.finish_reason == plain.finish_reason
 
 
+@pytest.mark.client(OPENAI, "limits and stop strings")
 def test_openai_max_completion_tokens_and_stop_hold(openai_client: openai.OpenAI) -> None:
     short = openai_client.chat.completions.create(
         model=MODEL, messages=QUESTION, max_completion_tokens=3, temperature=0
@@ -146,6 +222,7 @@ def test_openai_max_completion_tokens_and_stop_hold(openai_client: openai.OpenAI
     assert "Paris" not in (stopped.choices[0].message.content or "")
 
 
+@pytest.mark.client(OPENAI, "several choices")
 def test_openai_gives_n_choices_whole_and_streamed(openai_client: openai.OpenAI) -> None:
     request = {"model": MODEL, "messages": QUESTION, "temperature": 1, "max_tokens": 8}
     three = openai_client.chat.completions.create(**request, seed=5, n=3)
@@ -164,6 +241,8 @@ def test_openai_gives_n_choices_whole_and_streamed(openai_client: openai.OpenAI)
     assert chunks[-1].usage.prompt_tokens == three.usage.prompt_tokens
 
 
+@pytest.mark.client(OPENAI, "completion")
+@pytest.mark.client(OPENAI, "completion, streamed")
 def test_openai_completions_take_a_list_of_prompts(openai_client: openai.OpenAI) -> None:
     prompts = ["Name the capital of France.", "Name the capital of Italy."]
     request = {"model": MODEL, "prompt": prompts, "temperature": 0, "max_tokens": 12, "n": 2}
@@ -175,11 +254,14 @@ def test_openai_completions_take_a_list_of_prompts(openai_client: openai.OpenAI)
     assert sorted(part.index for part in parts if part.finish_reason) == [0, 1, 2, 3]
 
 
+@pytest.mark.client(OPENAI, "list models")
+@pytest.mark.client(OPENAI, "show a model")
 def test_openai_lists_models_and_finds_one(openai_client: openai.OpenAI) -> None:
     assert [model.id for model in openai_client.models.list()] == [MODEL]
     assert openai_client.models.retrieve(MODEL).object == "model"
 
 
+@pytest.mark.client(OPENAI, "errors with status and text")
 def test_openai_errors_are_of_the_right_class(openai_client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         openai_client.chat.completions.create(model="no-such-model", messages=QUESTION)
@@ -188,3 +270,37 @@ def test_openai_errors_are_of_the_right_class(openai_client: openai.OpenAI) -> N
             model=MODEL, messages=[{"role": "user", "content": "word " * 5000}]
         )
     assert error.value.code == "context_length_exceeded"
+
+
+# ---- with a key
+
+
+@pytest.fixture
+def keyed_url(start_daemon: Callable[..., Daemon]) -> str:
+    return start_daemon(API_KEY="sk-of-this-server").url
+
+
+@pytest.mark.client(OLLAMA, "API key")
+def test_ollama_sends_the_key_of_its_variable(
+    keyed_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, status in (("sk-of-this-server", 0), ("sk-wrong", 401)):
+        monkeypatch.setenv("OLLAMA_API_KEY", key)
+        client = ollama.Client(host=keyed_url)
+        if status:
+            with pytest.raises(ollama.ResponseError, match="API key") as error:
+                client.list()
+            assert error.value.status_code == status
+        else:
+            assert client.list().models == []
+        client._client.close()
+
+
+@pytest.mark.client(OPENAI, "API key")
+def test_openai_sends_its_key(keyed_url: str) -> None:
+    with openai.OpenAI(base_url=f"{keyed_url}/v1", api_key="sk-of-this-server") as client:
+        assert list(client.models.list()) == []
+    with openai.OpenAI(base_url=f"{keyed_url}/v1", api_key="sk-wrong") as client:
+        with pytest.raises(openai.AuthenticationError) as error:
+            client.models.list()
+        assert error.value.code == "invalid_api_key"

@@ -1,0 +1,50 @@
+"""One daemon with a real model under the names that clients' own tests use, and the page."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from compatibility import WORKS, Compatibility
+from live import Daemon
+
+MODEL = "smollm2:135m"
+# Names in the clients' own tests. They set no limit, and nobody reads these answers.
+_FOREIGN_NAMES = ("gpt-6-astra", "gpt-3.5-turbo-instruct", "llama3.2")
+
+_FOUND = pytest.StashKey[Compatibility]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "client(name, feature): a row of docs/compatibility.md")
+    config.stash[_FOUND] = Compatibility()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.when == "call" and report.passed:
+        for marker in item.iter_markers("client"):
+            name, feature = marker.args
+            item.config.stash[_FOUND].add(name, feature, WORKS)
+    return report
+
+
+@pytest.fixture(scope="session")
+def compatibility(pytestconfig: pytest.Config) -> Compatibility:
+    """Where results of programs are noted; tests in Python have the mark `client`."""
+    return pytestconfig.stash[_FOUND]
+
+
+@pytest.fixture(scope="session")
+def client_daemon(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for the whole session; tests leave its models as they find them."""
+    folder = tmp_path_factory.mktemp("clients")
+    daemon = Daemon({"MODELS": folder / "models", "CONTEXT_LENGTH": 2048}, folder / "daemon.log")
+    try:
+        daemon.wait_ready().create(MODEL, smollm2_path)
+        for name in _FOREIGN_NAMES:
+            body = {"model": name, "from": MODEL, "parameters": {"num_predict": 12}}
+            daemon.json("POST", "/api/create", body | {"stream": False})
+        yield daemon
+    finally:
+        daemon.kill()

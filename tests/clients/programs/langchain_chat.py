@@ -1,0 +1,96 @@
+"""langchain-ollama: a chat model as chains and agents use it. Prints what worked."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_ollama import ChatOllama, OllamaEmbeddings, OllamaLLM
+from ollama import ResponseError
+
+MODEL = os.environ["MODEL"]
+QUESTION = [HumanMessage("Name the capital of France.")]
+OPTIONS = {"model": MODEL, "temperature": 0, "num_predict": 16}
+
+
+def works(feature: str, outcome: str = "yes") -> None:
+    print(json.dumps({"feature": feature, "outcome": outcome}), flush=True)
+
+
+def chat() -> None:
+    model = ChatOllama(**OPTIONS, validate_model_on_init=True)
+    answer = model.invoke(QUESTION)
+    assert "Paris" in answer.content
+    assert answer.usage_metadata["output_tokens"] > 0
+    assert answer.response_metadata["done_reason"] in ("stop", "length")
+    works("chat")
+    pieces = list(model.stream(QUESTION))
+    assert "".join(piece.content for piece in pieces) == answer.content
+    assert len(pieces) > 2
+    works("chat, streamed")
+    talk = [SystemMessage("Be brief."), *QUESTION, AIMessage("Paris."), HumanMessage("And Italy?")]
+    assert model.invoke(talk).content
+    works("chat with history")
+    stopped = ChatOllama(**OPTIONS, stop=["Paris"]).invoke(QUESTION)
+    assert "Paris" not in stopped.content
+    works("limits and stop strings")
+
+
+async def chat_async() -> None:
+    model = ChatOllama(**OPTIONS)
+    answers = await model.abatch([QUESTION] * 3)
+    assert all("Paris" in answer.content for answer in answers)
+    works("several requests at once")
+
+
+def text() -> None:
+    model = OllamaLLM(**OPTIONS)
+    assert "Paris" in model.invoke("Name the capital of France.")
+    works("completion")
+    assert "Paris" in "".join(model.stream("Name the capital of France."))
+    works("completion, streamed")
+
+
+def errors() -> None:
+    refusal = refused(lambda: ChatOllama(model="no-such-model").invoke(QUESTION))
+    assert isinstance(refusal, ResponseError)
+    assert refusal.status_code == 404
+    assert "not found" in refusal.error
+    works("errors with status and text")
+
+
+def refused(attempt: Callable[[], object]) -> Exception | None:
+    try:
+        attempt()
+    except Exception as error:  # noqa: BLE001 - whatever class the client makes of a refusal
+        return error
+    return None
+
+
+def tries(feature: str, attempt: Callable[[], object]) -> None:
+    refusal = refused(attempt)
+    if refusal is not None:
+        words = ("not support", "not available", "page not found")
+        assert any(word in str(refusal) for word in words), refusal
+    works(feature, "not yet" if refusal else "yes")
+
+
+def weather(city: str) -> str:
+    """Tells the weather of a city."""
+    return f"sunny in {city}"
+
+
+chat()
+asyncio.run(chat_async())
+text()
+errors()
+tries("tools", lambda: ChatOllama(**OPTIONS).bind_tools([weather]).invoke(QUESTION))
+schema = {"title": "city", "type": "object", "properties": {"name": {"type": "string"}}}
+tries(
+    "structured output",
+    lambda: (
+        ChatOllama(**OPTIONS).with_structured_output(schema, method="json_schema").invoke(QUESTION)
+    ),
+)
+tries("embeddings", lambda: OllamaEmbeddings(model=MODEL).embed_query("Paris"))

@@ -1,0 +1,85 @@
+// The official JavaScript client of Ollama on Node. Prints what worked.
+
+import assert from "node:assert";
+import { Ollama } from "ollama";
+
+const ollama = new Ollama({ host: process.env.OLLAMA_HOST });
+const model = process.env.MODEL;
+const messages = [{ role: "user", content: "Name the capital of France." }];
+const options = { temperature: 0, num_predict: 16 };
+
+const works = (feature, outcome = "yes") => console.log(JSON.stringify({ feature, outcome }));
+
+const whole = await ollama.chat({ model, messages, options });
+assert(whole.message.content.includes("Paris"));
+assert(whole.eval_count > 0);
+works("chat");
+
+let text = "";
+for await (const part of await ollama.chat({ model, messages, options, stream: true })) {
+  text += part.message.content;
+}
+assert.equal(text, whole.message.content);
+works("chat, streamed");
+
+const completion = await ollama.generate({ model, prompt: "Name the capital of France.", options });
+assert(completion.response.includes("Paris"));
+works("completion");
+
+text = "";
+for await (const part of await ollama.generate({ model, prompt: "Name the capital of France.", options, stream: true })) {
+  text += part.response;
+}
+assert(text.includes("Paris"));
+works("completion, streamed");
+
+const stream = await ollama.generate({ model, prompt: "Tell me a long story.", stream: true });
+await assert.rejects(async () => {
+  for await (const part of stream) {
+    stream.abort();
+  }
+}, { name: "AbortError" });
+works("abort of a stream");
+
+const names = (await ollama.list()).models.map((one) => one.name);
+assert(names.includes(model));
+works("list models");
+assert((await ollama.ps()).models.some((one) => one.name === model));
+works("models in memory");
+const shown = await ollama.show({ model });
+assert.equal(shown.model_info["general.architecture"], "llama");
+works("show a model");
+
+await ollama.copy({ source: model, destination: "from-js" });
+await ollama.delete({ model: "from-js" });
+assert(!(await ollama.list()).models.some((one) => one.name.startsWith("from-js")));
+works("copy and delete");
+let last;
+for await (const part of await ollama.create({ model: "made-in-js", from: model, system: "Be brief.", stream: true })) {
+  last = part.status;
+}
+assert.equal(last, "success");
+await ollama.delete({ model: "made-in-js" });
+works("create a model");
+
+await assert.rejects(ollama.chat({ model: "no-such-model", messages }), (error) => {
+  assert.equal(error.status_code, 404);
+  assert.match(error.message, /not found/);
+  return true;
+});
+works("errors with status and text");
+
+const tries = async (feature, attempt) => {
+  try {
+    await attempt();
+  } catch (error) {
+    assert.match(String(error), /not support|not available|page not found|Not Found/, feature);
+    return works(feature, "not yet");
+  }
+  works(feature);
+};
+const parameters = { type: "object", properties: { city: { type: "string" } } };
+const tools = [{ type: "function", function: { name: "weather", description: "Tells the weather", parameters } }];
+await tries("tools", () => ollama.chat({ model, messages, tools, options }));
+await tries("structured output", () => ollama.chat({ model, messages, format: parameters, options }));
+await tries("embeddings", () => ollama.embed({ model, input: "Paris" }));
