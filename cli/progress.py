@@ -30,8 +30,13 @@ class ProgressLine:
             self._write(_BACK_AND_CLEAR)
 
     def show(self, status: str, completed: int = 0, total: int = 0) -> None:
-        """Reports a step; `completed` of `total` bytes, where zero means not known."""
-        if self._is_terminal:
+        """Reports a step; `completed` of `total` bytes, where zero means not known.
+
+        A warning stays on the terminal.
+        """
+        if self._is_terminal and status.startswith("warning: "):
+            self._write(_BACK_AND_CLEAR + status + "\n")
+        elif self._is_terminal:
             share = f" {completed * 100 // total}%" if total else ""
             width = shutil.get_terminal_size().columns - 1
             self._write(_BACK_AND_CLEAR + (status + share)[:width])

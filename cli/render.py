@@ -152,6 +152,17 @@ def stats(numbers: Stats) -> str:
     return "".join(f"{label:<22}{value}\n" for label, value in rows if value)
 
 
+def dropped(numbers: Stats) -> str:
+    """What to tell about a prompt that the window did not hold; empty when it did."""
+    n_tokens = numbers.prompt_dropped_count
+    if not n_tokens:
+        return ""
+    return (
+        f"warning: the model has not seen all of this: about {n_tokens} tokens did not fit its "
+        "context window and were left out; a larger `num_ctx` helps"
+    )
+
+
 def duration(nanoseconds: int) -> str:
     """`1.234s`, `850.2ms`, `2m5s`."""
     seconds = nanoseconds / 1e9

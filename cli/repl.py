@@ -15,7 +15,7 @@ from cli.autostart import state_folder
 from cli.client import Client
 from cli.context import Context, is_text
 from cli.errors import CliError, ConnectionLost, DaemonUnreachable, Failed
-from cli.render import stats
+from cli.render import dropped, stats
 from cli.replies import ChatLine, Shown
 from cli.session import Ask, Leave, Say, Session, Show
 
@@ -97,7 +97,13 @@ class Repl:
             self.session.answered(text)
             if text:
                 self.context.say("" if text.endswith("\n") else "\n")
-        if self.session.verbose and last is not None and last.done:
+        if last is not None and last.done:
+            self._note_figures(last)
+
+    def _note_figures(self, last: ChatLine) -> None:
+        if warning := dropped(last):
+            self.context.note(warning)
+        if self.session.verbose:
             self.context.note(stats(last))
 
     def _alive(self, request: Callable[[], T]) -> T:

@@ -125,6 +125,7 @@ class Stats(Struct):
     load_duration: int = 0
     prompt_eval_count: int = 0
     prompt_cached_count: int = 0
+    prompt_dropped_count: int = 0
     prompt_eval_duration: int = 0
     eval_count: int = 0
     eval_duration: int = 0
@@ -198,5 +199,6 @@ class Shown(Struct):
     model_info: dict[str, Any] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     capabilities: list[str] = field(default_factory=list)
+    template_origin: str = ""
     projector_info: dict[str, Any] = field(default_factory=dict)
     requires: str = ""

@@ -96,6 +96,7 @@ class Daemon:
                 rpc_servers=settings.rpc_servers,
                 tpot_target_ms=settings.tpot_target_ms,
                 deterministic=settings.deterministic,
+                cuts_prompts=settings.truncate == "drop",
             ),
             self.verdicts,
             self.devices.get,

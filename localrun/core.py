@@ -48,6 +48,7 @@ class SamplingParams(Struct, frozen=True):
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 switch a
     filter off. `repeat_last_n` tokens are looked back at: 0 none, -1 the whole window. `seed` -1
     draws one. `num_predict` bounds the completion: -1 and -2 mean until the window is full.
+    `num_keep` tokens at the front stay when something has to leave the window, all when negative.
     `deterministic` gives up shared prefixes and shared forwards, so that nothing else on the
     machine changes a bit of the logits. `logit_bias` is added to the logits of single tokens, by
     id, before all filters: -100 bans a token, 100 leaves no other. `top_logprobs` asks for the
@@ -66,6 +67,7 @@ class SamplingParams(Struct, frozen=True):
     frequency_penalty: float = 0.0
     seed: int = -1
     num_predict: int = -1
+    num_keep: int = 4
     stop: tuple[str, ...] = ()
     deterministic: bool = False
     logit_bias: dict[int, float] = {}
@@ -229,7 +231,57 @@ class RawPrompt(Struct, frozen=True, tag="raw"):
     text: str
 
 
-Prompt = ChatPrompt | RawPrompt
+class FillPrompt(Struct, frozen=True, tag="fill"):
+    """The model writes what stands between `prefix` and `suffix`. No template but an own one."""
+
+    prefix: str
+    suffix: str
+
+
+Prompt = ChatPrompt | RawPrompt | FillPrompt
+
+
+class Overflow(Struct, frozen=True):
+    """What becomes of tokens that the window does not hold.
+
+    `cuts`: the oldest turns, or the middle of a text, are left out of a prompt that is too long;
+    else it is refused. `shifts`: so is the middle of the window when an answer reaches its end;
+    else the answer ends there.
+    """
+
+    cuts: bool = True
+    shifts: bool = False
+
+
+class Tokenize(Struct, frozen=True, tag="tokenize"):
+    """The ids of `text`, control tokens recognised; with a BOS in front if the model wants one and
+    it `adds_special`."""
+
+    text: str
+    adds_special: bool = False
+    with_pieces: bool = False
+
+
+class Detokenize(Struct, frozen=True, tag="detokenize"):
+    """The text of tokens, control tokens spelled out."""
+
+    tokens: tuple[int, ...]
+
+
+Question = Tokenize | Detokenize
+
+
+class Tokens(Struct, frozen=True, tag="tokens"):
+    """What came of a `Tokenize`; a piece may be a part of a character."""
+
+    ids: tuple[int, ...]
+    pieces: tuple[bytes, ...] | None = None
+
+
+class Text(Struct, frozen=True, tag="plain_text"):
+    """What came of a `Detokenize`."""
+
+    text: str
 
 
 class Call(Struct, frozen=True):
@@ -239,6 +291,7 @@ class Call(Struct, frozen=True):
     prompt asks only to load the model, or to unload it when `keep_alive_s` is 0.
     `options` are checked but not yet merged with the model's own. `keep_alive_s` None leaves the
     loaded model's value. `system` replaces the model's system text, `template` its Go template.
+    `cuts` and `shifts` are those of `Overflow`; `cuts` None follows the setting.
     `client` is whom requests are shared out fairly among, an API key or an address; prefixes are
     shared within a `scope` only. `top_logprobs` as in `SamplingParams`.
     """
@@ -251,6 +304,8 @@ class Call(Struct, frozen=True):
     template: str | None = None
     capability: Literal["generate", "chat"] = "chat"
     return_context: bool = False
+    cuts: bool | None = None
+    shifts: bool = False
     client: str = ""
     scope: str = ""
     n_each: int = 1
@@ -263,7 +318,10 @@ class Call(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Tokens and time of one request; `prompt_count` includes the `cached_count` tokens."""
+    """Tokens and time of one request; `prompt_count` includes the `cached_count` tokens.
+
+    `dropped_count` tokens of the prompt were left out because the window does not hold them.
+    """
 
     prompt_count: int = 0
     cached_count: int = 0
@@ -272,6 +330,7 @@ class Usage(Struct, frozen=True):
     prompt_ns: int = 0
     completion_ns: int = 0
     total_ns: int = 0
+    dropped_count: int = 0
 
 
 class Likelihood(Struct, frozen=True, array_like=True, gc=False):

@@ -74,7 +74,7 @@ class ContextOverflow(LocalrunError):
         at_least = "at least " if self.is_at_least else ""
         return (
             f"the prompt has {at_least}{self.n_tokens} tokens and exceeds the context length of "
-            f"{self.n_ctx}; shorten it or raise num_ctx"
+            f"{self.n_ctx}; shorten it, or raise num_ctx or LOCALRUN_CONTEXT_LENGTH"
         )
 
 

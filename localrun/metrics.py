@@ -50,6 +50,7 @@ METRICS: dict[str, Metric] = {
         Metric("recomputed_tokens_total", "counter", "rows evaluated again after a preemption"),
         Metric("preemptions_swap_total", "counter", "preemptions that kept the KV in RAM"),
         Metric("preemptions_recompute_total", "counter", "preemptions that dropped the KV"),
+        Metric("window_shifts_total", "counter", "windows whose middle was dropped"),
         Metric("pauses_total", "counter", "times that a reader was too far behind"),
         Metric("donors_dropped_total", "counter", "retained sequences dropped for their cells"),
         Metric("context_rebuilds_total", "counter", "contexts built anew around the weights"),

@@ -67,6 +67,7 @@ OPTIONS: dict[str, Option] = {
         Option("frequency_penalty", "request", "number", -math.inf, math.inf),
         Option("seed", "request", "integer", -(2**63), 2**64 - 1),
         Option("num_predict", "request", "integer", -2, _INT32_MAX),
+        Option("num_keep", "request", "integer", -_INT32_MAX, _INT32_MAX),
         Option("stop", "request", "strings"),
         Option("deterministic", "request", "boolean"),
         Option("logit_bias", "request", "biases", -100, 100),
@@ -89,7 +90,6 @@ IGNORED_OPTIONS = frozenset(
         "mirostat_eta",
         "tfs_z",
         "numa",
-        "num_keep",
         "draft_num_predict",
     }
 )

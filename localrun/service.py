@@ -26,13 +26,18 @@ from localrun.core import (
     LoadOptions,
     LoadSpec,
     Message,
+    Overflow,
     Prompt,
+    Question,
     Resident,
     SamplingParams,
+    Text,
+    Tokens,
     Usage,
     model_key,
 )
 from localrun.errors import RunnerLost, ShuttingDown, Unsupported
+from localrun.ipc.messages import Submit
 from localrun.memory import Device
 from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
@@ -47,6 +52,7 @@ from modelstore.gguf import Header, read_model_header
 from modelstore.names import ModelName
 from modelstore.records import Record
 from modelstore.store import Store
+from modelstore.templates import active_template
 
 
 class Answer(Protocol):
@@ -72,6 +78,13 @@ class TextService(Protocol):
 
         So every error that deserves a status of its own is raised here, before a byte is sent.
         Of a call with more choices than slots this holds for the first ones, one for each slot.
+        Raises errors of `localrun.errors` and `modelstore.errors`.
+        """
+        ...
+
+    async def ask(self, call: Call, question: Question) -> Tokens | Text:
+        """What the vocabulary of the call's model says; loads the model as for a prompt.
+
         Raises errors of `localrun.errors` and `modelstore.errors`.
         """
         ...
@@ -103,6 +116,7 @@ class ServiceDefaults:
     rpc_servers: tuple[str, ...] = ()
     tpot_target_ms: float | None = None
     deterministic: bool = False
+    cuts_prompts: bool = True
 
 
 async def _no_devices() -> tuple[Device, ...]:
@@ -150,6 +164,13 @@ class InferenceService:
             raise
         return answer
 
+    async def ask(self, call: Call, question: Question) -> Tokens | Text:
+        """See `TextService.ask`."""
+        work = await asyncio.to_thread(self._prepare, call, await self._devices())
+        lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
+        with contextlib.closing(lease):
+            return await lease.runner.ask(question)
+
     def resident(self) -> tuple[Resident, ...]:
         """See `TextService.resident`."""
         return self.residency.resident()
@@ -190,7 +211,8 @@ class InferenceService:
             record.name.display(),
             tuple(_with_model_messages(prompt, call.system, record) for prompt in call.prompts),
             sampling,
-            call.template or record.template,
+            Overflow(self._defaults.cuts_prompts if call.cuts is None else call.cuts, call.shifts),
+            call.template or active_template(record, header).go,
         )
 
     def _load_spec(
@@ -270,6 +292,9 @@ class _Answer:
             await self._attempt()
         except RunnerLost as error:
             await self._try_again(error)
+        except Unsupported as error:
+            # A runner knows what its model lacks, but not how the model is called.
+            raise Unsupported(self._call.model, error.capability, error.path) from None
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -309,13 +334,17 @@ class _Answer:
         work, runner = self._work, self._lease.runner
         n_prompt, number = divmod(index, self._call.n_each)
         return runner.submit(
-            work.prompts[n_prompt],
-            sampling_of(work.sampling, number),
-            n_ctx=work.spec.n_ctx,
-            template=work.template,
-            return_context=self._call.return_context,
-            client=self._call.client,
-            scope=self._call.scope,
+            Submit(
+                0,
+                work.prompts[n_prompt],
+                sampling_of(work.sampling, number),
+                work.spec.n_ctx,
+                work.overflow,
+                work.template,
+                self._call.return_context,
+                self._call.client,
+                self._call.scope,
+            )
         )
 
     async def _try_again(self, error: RunnerLost) -> None:
@@ -352,6 +381,7 @@ class _Work:
     model: str
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
+    overflow: Overflow
     template: str | None
 
 

@@ -55,6 +55,7 @@ class Settings:
     hf_token: str = field(default="", repr=False)
     tpot_target_ms: float | None = None
     deterministic: bool = False
+    truncate: str = "drop"
     load_timeout_s: float = 300.0
     num_thread: int | None = None
     origins: tuple[str, ...] = ()
@@ -376,6 +377,14 @@ SETTINGS: tuple[Setting, ...] = (
         parse_switch,
         "0",
         "the same seed gives the same text whatever else runs; slower",
+        ollama=False,
+    ),
+    Setting(
+        "TRUNCATE",
+        ("truncate",),
+        _choice("drop", "error"),
+        "drop",
+        "prompts beyond the window: drop what is oldest and say so, or answer with an error",
         ollama=False,
     ),
     Setting(

@@ -49,6 +49,7 @@ from modelstore.sources import (
     layer_of,
 )
 from modelstore.store import Store
+from modelstore.templates import GGUF, NONE, active_template
 from modelstore.weights import Weights, WeightsMaker, source_of_blobs, source_of_path
 
 __all__ = ["CreateRequest", "Fetch", "ParameterCheck", "Progress", "TemplateCheck", "create"]
@@ -158,7 +159,28 @@ def create(
             yield Progress(f"{verb} layer {layer.digest.text}")
         yield Progress("writing manifest")
         store.write_manifest(name, Manifest(config, tuple(draft.layers)))
+        yield from _about_template(store.resolve(name))
     yield Progress(SUCCESS)
+
+
+def _about_template(record: Record) -> Iterator[Progress]:
+    """Tells when the model will not answer like one of chats, or perhaps not."""
+    if record.template or not record.model_paths:
+        return
+    header = read_model_header(record.model_paths)
+    if header.is_embedding_model:
+        return
+    origin = active_template(record, header).origin
+    if origin == NONE:
+        yield Progress(
+            "warning: there is no chat template, so the model continues text instead of answering; "
+            "a TEMPLATE changes that"
+        )
+    elif origin != GGUF:
+        yield Progress(
+            f"warning: the file has no chat template; by its vocabulary it is {origin}, which may "
+            "be wrong; a TEMPLATE settles it"
+        )
 
 
 def _check_request(request: CreateRequest) -> None:

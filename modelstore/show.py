@@ -13,6 +13,7 @@ from typing import Any
 from modelstore.header import ArrayInfo, Header
 from modelstore.modelfile import Modelfile, expressible, render
 from modelstore.records import Record
+from modelstore.vocabulary import Vocabulary
 
 # The order in which capabilities are listed.
 CAPABILITIES = (
@@ -33,11 +34,15 @@ _JINJA_SPLIT = re.compile(r"split\(\s*['\"]</think>")
 
 
 def capabilities(
-    record: Record, header: Header | None, projector: Header | None = None
+    record: Record,
+    header: Header | None,
+    projector: Header | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> list[str]:
     """What the model can do, in the order of `CAPABILITIES`.
 
     `header` may be None when the weights cannot be read; `projector` is the first projector's.
+    Without a `vocabulary` nothing is known of tokens around gaps.
     """
     architecture = header.architecture if header else record.config.model_family
     jinja = (header.chat_template if header else None) or ""
@@ -47,7 +52,7 @@ def capabilities(
     found.add("embedding" if header and header.is_embedding_model else "completion")
     if "Tools" in go_fields or "tools" in jinja or "tool_call" in jinja:
         found.add("tools")
-    if "Suffix" in go_fields:
+    if "Suffix" in go_fields or (vocabulary is not None and vocabulary.fills_gaps):
         found.add("insert")
     if record.projector_paths or f"{architecture}.vision.block_count" in metadata:
         found.add("vision")

@@ -17,7 +17,7 @@ from cli.commands.pull import fetch
 from cli.context import Context
 from cli.errors import ApiError, Failed, Usage, explaining_missing
 from cli.job import Job
-from cli.render import stats
+from cli.render import dropped, stats
 from cli.replies import GenerateLine
 from localrun.units import parse_duration_s
 from modelstore.names import ModelName
@@ -125,6 +125,8 @@ def _answer_once(options: RunOptions, prompt: str, context: Context) -> None:
         # A shell prompt or an error message must not stick to an answer that was cut short.
         if last is not None and not on_new_line and (last.done or context.stdout.isatty()):
             context.say("")
+    if warning := dropped(last):
+        context.note(warning)
     if options.verbose:
         context.stderr.write(stats(last))
         context.stderr.flush()

@@ -108,6 +108,7 @@ def _model_rows(shown: Shown) -> list[tuple[str, ...]]:
         ("context length", info.get(f"{architecture}.context_length", "")),
         ("embedding length", info.get(f"{architecture}.embedding_length", "")),
         ("quantization", shown.details.quantization_level),
+        ("template", shown.template_origin),
         ("requires", shown.requires),
     )
     return [(label, str(value)) for label, value in rows if value]

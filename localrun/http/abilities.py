@@ -2,7 +2,8 @@
 
 To find out takes the header of a GGUF file, with its vocabulary some 20 ms, and lists want it of
 every model. An entry holds for one manifest, whose digest names all that counts, and for the rules
-of `modelstore.show`. The file is a cache: one that cannot be read counts as empty.
+of `modelstore.show` and `modelstore.vocabulary`. The file is a cache: one that cannot be read
+counts as empty.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from modelstore import show
+from modelstore import show, vocabulary
 from modelstore.errors import StoreError
 from modelstore.files import make_folders, write_atomically, writing
 
@@ -86,4 +87,7 @@ def _read(path: Path) -> dict[str, list[str]]:
 
 def _rules() -> str:
     # Other rules find other capabilities, and nobody thinks of a number that has to be raised.
-    return hashlib.sha256(Path(show.__file__).read_bytes()).hexdigest()
+    rules = hashlib.sha256()
+    for path in (show.__file__, vocabulary.__file__):
+        rules.update(Path(path).read_bytes())
+    return rules.hexdigest()

@@ -32,6 +32,8 @@ from modelstore.errors import StoreError
 from modelstore.gguf import Header, read_model_header
 from modelstore.records import Listing, Record
 from modelstore.store import Store
+from modelstore.templates import active_template
+from modelstore.vocabulary import vocabulary_of
 
 _log = logging.getLogger(__name__)
 
@@ -86,19 +88,20 @@ class Describer:
         if titled:
             info["general.basename"] = wanted.model
         projector = show.model_info(files.projector, verbose=verbose) if files.projector else UNSET
-        jinja = files.model.chat_template if files.model else None
+        active = active_template(record, files.model)
         return Description(
             license="\n".join(record.licenses) or UNSET,
             modelfile=show.render_modelfile(record),
             parameters=show.parameters_text(record) or UNSET,
-            template=record.template or jinja or _PLAIN_TEMPLATE,
+            template=active.source or _PLAIN_TEMPLATE,
+            template_origin=active.origin,
             system=record.system or UNSET,
             details=_details(record),
             messages=record.messages or UNSET,
             model_info=info,
             projector_info=projector,
             tensors=show.tensor_list(files.model) if verbose and files.model else UNSET,
-            capabilities=show.capabilities(record, files.model, files.projector),
+            capabilities=_capabilities(record, files),
             modified_at=record.modified_at,
             requires=record.config.requires or UNSET,
         )
@@ -140,7 +143,7 @@ class Describer:
             except StoreError:
                 return []
             files = _Headers.of(record)
-            found = show.capabilities(record, files.model, files.projector)
+            found = _capabilities(record, files)
             if files.model is not None:
                 self._abilities.put(listing.digest, found)
         return found
@@ -159,6 +162,11 @@ class _Headers:
         return _Headers(
             _header(record.model_paths, arrays), _header((projector,) if projector else (), arrays)
         )
+
+
+def _capabilities(record: Record, files: _Headers) -> list[str]:
+    vocabulary = vocabulary_of(record.model_paths) if files.model else None
+    return show.capabilities(record, files.model, files.projector, vocabulary)
 
 
 def _header(paths: tuple[Path, ...], arrays: bool) -> Header | None:

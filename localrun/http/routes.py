@@ -30,6 +30,7 @@ from localrun.http.push import PushApi
 from localrun.http.refusals import UnknownRoute, WrongMethod
 from localrun.http.requests import ApiRequest, Bodies
 from localrun.http.storage import StorageApi
+from localrun.http.tokens import TokensApi
 from localrun.http.turns import Turns
 from localrun.loopback import is_loopback
 from localrun.service import TextService
@@ -64,7 +65,7 @@ def table(
 ) -> list[tuple[str, str, Handler]]:
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
-    machine = MachineApi(diagnose)
+    machine, tokens = MachineApi(diagnose), TokensApi(service)
     pulling = PullApi(service, store, registries.access, registries.transfers)
     models, making = ModelsApi(service, store), CreateApi(service, store, pulling.fetch)
     pushing = PushApi(store, registries.access)
@@ -81,6 +82,8 @@ def table(
         ("POST", "/api/show", models.show),
         ("POST", "/api/generate", native.generate),
         ("POST", "/api/chat", native.chat),
+        ("POST", "/api/tokenize", tokens.tokenize),
+        ("POST", "/api/detokenize", tokens.detokenize),
         ("POST", "/api/create", making.create),
         ("POST", "/api/pull", pulling.pull),
         ("HEAD POST", "/api/blobs/{digest}", making.blob),

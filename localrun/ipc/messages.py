@@ -12,11 +12,15 @@ from msgspec import Struct
 from localrun.core import (
     Done,
     LoadSpec,
+    Overflow,
     Prompt,
+    Question,
     RunnerInfo,
     RunnerStats,
     SamplingParams,
+    Text,
     TextDelta,
+    Tokens,
     Verdict,
 )
 from localrun.memory import Device, Plan, Split
@@ -67,10 +71,18 @@ class Submit(Struct, frozen=True, tag="submit"):
     prompt: Prompt
     sampling: SamplingParams
     n_ctx: int
+    overflow: Overflow = Overflow()
     template: str | None = None
     return_context: bool = False
     client: str = ""
     scope: str = ""
+
+
+class Ask(Struct, frozen=True, tag="ask"):
+    """Something that the vocabulary alone can answer. Answered by `Answered` or `Failed`."""
+
+    id: int
+    question: Question
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -99,7 +111,7 @@ class Share(Struct, frozen=True, tag="share"):
     siblings: tuple[int, ...] = ()
 
 
-ToRunner = ListDevices | MakePlan | Load | Submit | Cancel | Pace | Share
+ToRunner = ListDevices | MakePlan | Load | Submit | Ask | Cancel | Pace | Share
 
 # ---- read by the daemon
 
@@ -174,6 +186,13 @@ class Progressed(Struct, frozen=True, tag="out"):
     event: TextDelta | Done
 
 
+class Answered(Struct, frozen=True, tag="answered"):
+    """The answer to an `Ask`."""
+
+    id: int
+    reply: Tokens | Text
+
+
 class Failed(Struct, frozen=True, tag="failed"):
     """The request ends with an error of `localrun.errors` (`from_fields`)."""
 
@@ -194,6 +213,7 @@ ToDaemon = (
     | Waiting
     | Admitted
     | Progressed
+    | Answered
     | Failed
 )
 

@@ -24,6 +24,7 @@ from queue import SimpleQueue
 
 from localrun.core import LoadSpec
 from localrun.ipc.messages import (
+    Ask,
     Cancel,
     ListDevices,
     Load,
@@ -83,7 +84,7 @@ class Inboxes:
 
     def __init__(self) -> None:
         self.load: SimpleQueue[Question] = SimpleQueue()
-        self.prompt: SimpleQueue[Submit | Cancel] = SimpleQueue()
+        self.prompt: SimpleQueue[Submit | Ask | Cancel] = SimpleQueue()
         self.text: SimpleQueue[TextMessage] = SimpleQueue()
 
 
@@ -95,7 +96,7 @@ def _receive(channel: Channel) -> None:
         match message:
             case ListDevices() | MakePlan() | Load():
                 inboxes.load.put(message)
-            case Submit():
+            case Submit() | Ask():
                 inboxes.prompt.put(message)
             case Share() | Pace():
                 # On the way of what it is about: the sequences reach the engine there too.

@@ -30,6 +30,7 @@ T = TypeVar("T")
 _FIRST_PIECE = 256
 _END = 1_000_000
 _BOS = 1_000_001
+_FILL = (1_000_002, 1_000_003, 1_000_004)
 # What llama.cpp returns when a graph could not be computed.
 _FAILED = -3
 # A byte that is said rather than read: where the answer began can be seen from the tokens alone.
@@ -45,7 +46,8 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`; forward number
     `fail_at_forward` fails and changes nothing. A context has
     `n_cells_lost` fewer cells than was asked for. `needs_bytes` is what the model says that it
-    takes (None the size of its file), `machine_bytes` what there is of memory for all models.
+    takes (None the size of its file), `machine_bytes` what there is of memory for all models. It
+    has tokens for filling gaps when it `inserts`.
     `logprobs` are those of the pieces, 0 where there is none; the likeliest tokens besides are
     the pieces that follow, each e times less likely than the one before.
     """
@@ -64,6 +66,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     crash_on_load: bool = False
     chat_template: str | None = None
     adds_bos: bool = False
+    inserts: bool = False
     n_batch: int = 512
     shares_prefixes: bool = True
     n_cells_lost: int = 0
@@ -75,19 +78,23 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
 class FakeVocab:
     """Bytes and pieces as tokens."""
 
+    bos = _BOS
     bos_text = "<bos>"
     eos_text = "<eos>"
 
     def __init__(self, script: Script) -> None:
         self._script = script
         self.chat_template = script.chat_template
+        self.fill_tokens = _FILL if script.inserts else None
 
     n_tokens = _ECHO + 256
 
-    def tokenize(self, text: str, *, is_start: bool = True) -> list[int]:
+    def tokenize(
+        self, text: str, *, is_start: bool = True, parses_control: bool = True
+    ) -> list[int]:
         """One token per UTF-8 byte, one for a leading BOS marker."""
         tokens: list[int] = []
-        if text.startswith(self.bos_text):
+        if parses_control and text.startswith(self.bos_text):
             tokens, text = [_BOS], text.removeprefix(self.bos_text)
         elif self._script.adds_bos and is_start:
             tokens = [_BOS]
@@ -95,13 +102,17 @@ class FakeVocab:
 
     def token_bytes(self, token: int) -> bytes:
         """The byte or the piece; nothing for control tokens."""
-        if token in (_END, _BOS):
+        if _END <= token < _ECHO:
             return b""
         if token < _FIRST_PIECE:
             return bytes((token,))
         if token >= _ECHO:
             return bytes((token - _ECHO,))
         return self._script.pieces[token - _FIRST_PIECE]
+
+    def control_texts(self) -> list[str]:
+        """The only one that is recognised."""
+        return [self.bos_text]
 
     def token_name(self, token: int) -> bytes:
         """As `token_bytes`, but END and BOS have names."""
@@ -261,7 +272,9 @@ class FakeModel:
         said: Sequence[int] = range(_FIRST_PIECE, _FIRST_PIECE + len(self._script.pieces))
         if self._script.echo:
             said = [
-                _ECHO + token % _ECHO for token in tokens[: len(tokens) - index] if token != _BOS
+                _ECHO + token % _ECHO
+                for token in tokens[: len(tokens) - index]
+                if not _END <= token < _ECHO
             ]
         if self._script.endless and said:
             return said[index % len(said)]
@@ -330,7 +343,7 @@ def _size(script: Script, spec: LoadSpec) -> int:
 
 
 def _is_said(token: int) -> bool:
-    return token >= _FIRST_PIECE and token != _BOS
+    return _FIRST_PIECE <= token < _END or token >= _ECHO
 
 
 def _or(value: int | None, default: int) -> int:

@@ -48,18 +48,23 @@ from localrun.runner.model import (
 _HOST_SHARE, _HOST_LIMIT_BYTES = 0.1, 4 << 30
 
 
+# In the order of `Vocab.fill_tokens`.
+_FILL_TOKENS = (lib.llama_vocab_fim_pre, lib.llama_vocab_fim_mid, lib.llama_vocab_fim_suf)
+
+
 class LlamaVocab:
     """A model's vocabulary. Thread-safe: llama.cpp only reads it."""
 
     def __init__(self, model: Any) -> None:
         self._vocab = lib.llama_model_get_vocab(model)
-        self._bos = lib.llama_vocab_bos(self._vocab)
+        self.bos = int(lib.llama_vocab_bos(self._vocab))
         self._eos = lib.llama_vocab_eos(self._vocab)
-        self._adds_bos = bool(lib.llama_vocab_get_add_bos(self._vocab))
-        self._adds_eos = bool(lib.llama_vocab_get_add_eos(self._vocab))
+        self._adds_bos = self.bos >= 0 and bool(lib.llama_vocab_get_add_bos(self._vocab))
         self.n_tokens = int(lib.llama_vocab_n_tokens(self._vocab))
-        self.bos_text = self._text_of(self._bos)
+        self.bos_text = self._text_of(self.bos)
         self.eos_text = self._text_of(self._eos)
+        fill = [int(find(self._vocab)) for find in _FILL_TOKENS]
+        self.fill_tokens = (fill[0], fill[1], fill[2]) if min(fill) >= 0 else None
         template = lib.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         # Filled as tokens come up; one dictionary entry is written at most twice.
@@ -69,25 +74,35 @@ class LlamaVocab:
         text = lib.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
         return text.decode("utf-8", "replace") if text else ""
 
-    def tokenize(self, text: str, *, is_start: bool = True) -> list[int]:
+    def tokenize(
+        self, text: str, *, is_start: bool = True, parses_control: bool = True
+    ) -> list[int]:
         """Ids of `text`; see `Vocab.tokenize`."""
-        if self._adds_bos and self.bos_text:
-            # The tokenizer adds one; a template that writes it too would make two.
-            text = text.removeprefix(self.bos_text)
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         while True:
             buffer = (lib.llama_token * room)()
-            n = lib.llama_tokenize(self._vocab, data, len(data), buffer, room, True, True)
+            n = lib.llama_tokenize(
+                self._vocab, data, len(data), buffer, room, False, parses_control
+            )
             if n >= 0:
                 break
             room = -n
         tokens = list(buffer[:n])
-        if self._adds_bos and not is_start and tokens[:1] == [self._bos]:
-            del tokens[0]
-        if self._adds_eos and tokens and tokens[-1] == self._eos:
-            del tokens[-1]
+        if self._adds_bos and is_start and tokens[:1] != [self.bos]:
+            # By ourselves: the tokenizer would add one to what begins with it as well.
+            tokens.insert(0, self.bos)
         return tokens
+
+    def control_texts(self) -> list[str]:
+        """How all control tokens are spelled: what the tokenizer takes for more than text."""
+        vocab, attributes = self._vocab, lib.llama_vocab_get_attr
+        kinds = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        return [
+            self._text_of(token)
+            for token in range(self.n_tokens)
+            if attributes(vocab, token) & kinds
+        ]
 
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to the text; control tokens add nothing."""

@@ -59,19 +59,29 @@ class Vocab(Protocol):
     """Text ⇄ token ids of one model. Thread-safe."""
 
     chat_template: str | None
+    bos: int  # -1 where there is none
     bos_text: str
     eos_text: str
+    # What stands before the prefix, before the gap (at the end), and before the suffix.
+    fill_tokens: tuple[int, int, int] | None
 
     @property
     def n_tokens(self) -> int:
         """Ids run from 0 to this, exclusive."""
         ...
 
-    def tokenize(self, text: str, *, is_start: bool = True) -> list[int]:
-        """Ids of `text`, control tokens recognised, without an EOS at the end.
+    def tokenize(
+        self, text: str, *, is_start: bool = True, parses_control: bool = True
+    ) -> list[int]:
+        """Ids of `text`, without an EOS at the end.
 
-        At the start of a prompt with exactly one BOS if the model wants one, else without.
+        At the start of a prompt with a BOS in front if the model wants one and `text` does not
+        spell it. What is spelled like a control token is one, unless `parses_control` is off.
         """
+        ...
+
+    def control_texts(self) -> list[str]:
+        """How all control tokens are spelled. Takes a while."""
         ...
 
     def token_bytes(self, token: int) -> bytes:

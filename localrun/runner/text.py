@@ -22,6 +22,7 @@ from localrun.core import (
 from localrun.errors import BadRequest, LocalrunError, to_fields
 from localrun.ipc.messages import (
     Admitted,
+    Answered,
     Cancel,
     Failed,
     Outbox,
@@ -40,7 +41,8 @@ from localrun.runner.engine.sequence import Sequence
 from localrun.runner.model import Likelihoods, Vocab
 from localrun.runner.output.alignment import Alignment
 from localrun.runner.output.detokenizer import Detokenizer
-from localrun.runner.prompt.prepare import FromPrompt, Prepared, Refused, Settled
+from localrun.runner.prompt.composer import Prepared
+from localrun.runner.prompt.prepare import FromPrompt, Refused, Settled
 
 # What the text thread's inbox carries, from the reader, the prompt thread and the engine.
 TextMessage = Cancel | Pace | Share | FromPrompt | StepOutput
@@ -53,6 +55,7 @@ class _Request:
     detokenizer: Detokenizer
     # Of a request that wants log-probabilities.
     alignment: Alignment | None
+    n_dropped: int = 0
     n_tokens: int = 0
 
 
@@ -100,7 +103,7 @@ class TextThread:
             match message:
                 case StepOutput():
                     self._after_step(message)
-                case Rendering():
+                case Rendering() | Answered():
                     self._items.append(message)
                 case Prepared():
                     self._accept(message)
@@ -137,11 +140,19 @@ class TextThread:
             prepared.tokens,
             submit.sampling,
             submit.n_ctx,
+            shifts=submit.overflow.shifts,
+            n_keep=prepared.n_keep,
             client=submit.client,
             scope=submit.scope,
         )
-        alignment = Alignment() if submit.sampling.top_logprobs is not None else None
-        request = _Request(submit, sequence, Detokenizer(submit.sampling.stop), alignment)
+        sampling = submit.sampling
+        request = _Request(
+            submit,
+            sequence,
+            Detokenizer(sampling.stop),
+            Alignment() if sampling.top_logprobs is not None else None,
+            prepared.n_dropped,
+        )
         self._items.append(Waiting(submit.id))
         if sequence.n_predict == 0:
             self._finish(request, "length")
@@ -217,13 +228,15 @@ class TextThread:
         usage = Usage(
             prompt_count=n_prompt,
             cached_count=sequence.n_cached,
+            dropped_count=request.n_dropped,
             completion_count=request.n_tokens,
             prompt_ns=sequence.first_token_ns - sequence.admitted_ns,
             completion_ns=sequence.last_token_ns - sequence.first_token_ns,
         )
         context: tuple[int, ...] = ()
         if request.submit.return_context:
-            context = tuple(sequence.tokens[: n_prompt + request.n_tokens])
+            n_read = n_prompt + request.n_tokens - sequence.n_shifted
+            context = tuple(sequence.tokens[:n_read])
         self._items.append(Progressed(request.submit.id, Done(reason, usage, context)))
 
     def _fail(self, request_id: int, error: LocalrunError) -> None:

@@ -6,13 +6,16 @@ import logging
 import math
 from collections.abc import Callable
 
+import msgspec
+
 from localrun.core import (
     Done,
     Event,
-    Prompt,
+    Question,
     RunnerInfo,
     RunnerStats,
-    SamplingParams,
+    Text,
+    Tokens,
     Verdict,
 )
 from localrun.errors import (
@@ -25,6 +28,8 @@ from localrun.errors import (
 from localrun.ipc.framing import FrameTooLarge
 from localrun.ipc.messages import (
     Admitted,
+    Answered,
+    Ask,
     Cancel,
     DevicesListed,
     Failed,
@@ -76,6 +81,7 @@ class RunnerClient:
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
+        self._answers: dict[int, asyncio.Future[Tokens | Text]] = {}
         self._render_timers: dict[int, asyncio.TimerHandle] = {}
         self._ended_by: LocalrunError | None = None
         self._overdue: int | None = None  # the request whose template ran past its limit
@@ -101,25 +107,13 @@ class RunnerClient:
         """Tells it who else computes; see `Share`."""
         self._connection.send(Share(n_active, siblings))
 
-    def submit(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        n_ctx: int,
-        template: str | None = None,
-        return_context: bool = False,
-        client: str = "",
-        scope: str = "",
-    ) -> RequestStream:
-        """Sends a request; see `Submit`. Raises BadRequest when it is too large to be sent."""
+    def submit(self, request: Submit) -> RequestStream:
+        """Sends a request, under an id of its own. Raises BadRequest when it is too large."""
         stream = RequestStream(next(self._ids), self._forget, self._pace)
         if self.is_lost:
             stream.fail(RunnerLost("waiting", "it had ended before the request reached it"))
             return stream
-        message = Submit(
-            stream.id, prompt, sampling, n_ctx, template, return_context, client, scope
-        )
+        message = msgspec.structs.replace(request, id=stream.id)
         if not self._streams:
             self._heard_at_s = self._loop.time()
         self._streams[stream.id] = stream
@@ -132,6 +126,23 @@ class RunnerClient:
             self.on_activity()
             raise BadRequest("", f"the request is too large: {error}") from None
         return stream
+
+    async def ask(self, question: Question) -> Tokens | Text:
+        """What the model's vocabulary says. Raises BadRequest, RunnerLost."""
+        if self.is_lost:
+            raise RunnerLost("waiting", "it had ended before the request reached it")
+        request_id = next(self._ids)
+        answer: asyncio.Future[Tokens | Text] = self._loop.create_future()
+        if not self._streams and not self._answers:
+            self._heard_at_s = self._loop.time()
+        self._answers[request_id] = answer
+        try:
+            self._connection.send(Ask(request_id, question))
+            return await answer
+        except FrameTooLarge as error:
+            raise BadRequest("", f"the request is too large: {error}") from None
+        finally:
+            del self._answers[request_id]
 
     def _forget(self, request_id: int) -> None:
         if self._streams.pop(request_id, None) and not self.is_lost:
@@ -177,10 +188,23 @@ class RunnerClient:
                 _log.info("runner %d: its window is %d tokens now", self.pid, info.n_ctx)
             case Tested(verdict=verdict):
                 self._on_tested(verdict)
+            case Answered(id=request_id, reply=reply):
+                self._settle(request_id, reply)
+            case Failed(id=request_id, kind=kind, fields=fields) if request_id in self._answers:
+                self._settle(request_id, from_fields(kind, fields))
             case Progress() | DevicesListed() | Planned() | Loaded() | LoadRefused():
                 _log.error("runner %d sent %s after loading", self.pid, type(item).__name__)
             case _:
                 self._follow(item)
+
+    def _settle(self, request_id: int, reply: Tokens | Text | LocalrunError) -> None:
+        answer = self._answers.get(request_id)
+        if answer is None or answer.done():  # who asked has left
+            return
+        if isinstance(reply, LocalrunError):
+            answer.set_exception(reply)
+        else:
+            answer.set_result(reply)
 
     def _follow(self, item: Rendering | Waiting | Admitted | Failed) -> None:
         # The deadline of a template holds whether or not somebody still waits for its result.
@@ -234,6 +258,8 @@ class RunnerClient:
             else:
                 stream.fail(self._ended_by or RunnerLost(stream.phase, how))
         self._streams.clear()
+        for request_id in self._answers:
+            self._settle(request_id, self._ended_by or RunnerLost("waiting", how))
         self.on_activity()
 
     async def _watch(self) -> None:
@@ -245,7 +271,9 @@ class RunnerClient:
             return
         while True:
             # One that has nothing but paused requests rightly says nothing.
-            is_working = any(not stream.is_paused for stream in self._streams.values())
+            is_working = bool(self._answers) or any(
+                not stream.is_paused for stream in self._streams.values()
+            )
             silent_s = self._loop.time() - self._heard_at_s if is_working else 0.0
             if silent_s >= self._stall_timeout_s:
                 _log.error("runner %d: no sign of life for %g s", self.pid, silent_s)

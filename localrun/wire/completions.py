@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from localrun.core import Call, ChatPrompt, Message
-from localrun.errors import BadRequest, Unsupported
+from localrun.core import Call, ChatPrompt, FillPrompt, Message, Prompt
+from localrun.errors import BadRequest
 from localrun.wire.bodies import decode, required_model, wanted_logprobs
 from localrun.wire.openai import (
     CompletionRequest,
@@ -40,8 +40,8 @@ def decode_completions(body: bytes) -> CompletionRequest:
     """The request of POST /v1/completions. Raises BadRequest, Unsupported."""
     wire = decode(_COMPLETION, body)
     model = required_model(wire.model, "model")
-    _refuse(wire, model)
-    prompts = tuple(ChatPrompt((Message("user", text),)) for text in _texts(wire.prompt))
+    _refuse(wire)
+    prompts = tuple(_prompt(text, wire.suffix) for text in _texts(wire.prompt))
     call = Call(
         model,
         prompts,
@@ -69,9 +69,11 @@ def _texts(prompt: str | list[Any] | None) -> list[str]:
     return prompt
 
 
-def _refuse(wire: _Completion, model: str) -> None:
-    if wire.suffix:
-        raise Unsupported(model, "insert", "suffix")
+def _prompt(text: str, suffix: str | None) -> Prompt:
+    return FillPrompt(text, suffix) if suffix else ChatPrompt((Message("user", text),))
+
+
+def _refuse(wire: _Completion) -> None:
     if wire.echo:
         raise BadRequest("echo", "the prompt is not repeated; put it in front of the text yourself")
     if (wire.best_of or 0) > (wire.n or 1):

@@ -16,6 +16,7 @@ from localrun.core import (
     ChatPrompt,
     Choice,
     Done,
+    FillPrompt,
     Message,
     Prompt,
     RawPrompt,
@@ -62,6 +63,7 @@ class _Shared(msgspec.Struct, kw_only=True):
     keep_alive: Any = None
     format: Any = None
     think: Any = None
+    truncate: bool | None = None
     shift: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -114,8 +116,6 @@ def decode_generate(body: bytes) -> TextRequest:
     model = required_model(wire.model)
     _refuse_shared(wire, model)
     refuse_images(wire.images, model)
-    if wire.suffix:
-        raise Unsupported(model, "insert")
     if wire.raw and (wire.template or wire.system or wire.context):
         raise BadRequest("", "raw mode does not support template, system, or context")
     return _request(wire, body, _generate_prompt(wire), "generate")
@@ -151,6 +151,11 @@ def message_of(wire: NativeMessage, path: str, model: str) -> Message:
 
 
 def _generate_prompt(wire: _Generate) -> Prompt | None:
+    if wire.raw and wire.suffix:
+        raise BadRequest("suffix", "raw mode sends the prompt as it is; leave one of them out")
+    if wire.suffix:
+        # A cursor at the beginning of a file has no text before it.
+        return FillPrompt(wire.prompt or "", wire.suffix)
     if not wire.prompt:
         return None
     if wire.raw:
@@ -170,11 +175,12 @@ def _request(wire: _Shared, body: bytes, prompt: Prompt | None, kind: Kind) -> T
         template=(generate and generate.template) or None,
         capability=kind,
         return_context=generate is not None and isinstance(prompt, ChatPrompt),
+        cuts=wire.truncate,
+        # Off unless asked for, other than in Ollama: a shift forgets without a word.
+        shifts=wire.shift is True,
         top_logprobs=wanted_logprobs(wire.logprobs, wire.top_logprobs),
     )
     ignored = unknown + without_effect(body, wire)
-    # The window is never shifted in this version: an answer ends with `length` instead.
-    ignored += ["shift"] if wire.shift else []
     ignored += ["top_logprobs"] if wire.top_logprobs and not wire.logprobs else []
     return TextRequest(call, wire.stream is not False, tuple(ignored))
 
@@ -266,6 +272,9 @@ def _figures(done: Done) -> dict[str, Any]:
         "prompt_eval_count": usage.prompt_count,
         # Ours: how much of the prompt was already in memory; the count above includes it.
         "prompt_cached_count": usage.cached_count,
+        # Ours: the window was too small for the prompt, and by how many tokens it was shortened.
+        "truncated": usage.dropped_count > 0,
+        "prompt_dropped_count": usage.dropped_count,
         "prompt_eval_duration": usage.prompt_ns,
         "eval_count": usage.completion_count,
         "eval_duration": usage.completion_ns,

@@ -251,6 +251,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     modelfile: str
     parameters: str | UnsetType = UNSET
     template: str
+    # Ours: modelfile, gguf, fallback:NAME or none.
+    template_origin: str = "none"
     system: str | UnsetType = UNSET
     details: Details
     messages: tuple[dict[str, str], ...] | UnsetType = UNSET

@@ -122,7 +122,8 @@ class OpenAIWriter:
         """The finish chunk of a choice; after the last one the usage if asked for, and `[DONE]`."""
         first = b"" if done.index in self._begun else self.delta(TextDelta("", done.index))
         choice = {"index": done.index, **self._shape.end, "finish_reason": _finish_reason(done)}
-        events = [first, sse(_encode(self._head | {"choices": [choice]}))]
+        chunk = self._head | {"choices": [choice]} | _mark([done])
+        events = [first, sse(_encode(chunk))]
         self._dones.append(done)
         if is_last and self._include_usage:
             usage = _usage(self._dones, self._n_each)
@@ -138,6 +139,7 @@ class OpenAIWriter:
             "choices": [self._whole_choice(choice) for choice in choices],
             "usage": _usage([choice.done for choice in choices], self._n_each),
         }
+        reply |= _mark([choice.done for choice in choices])
         return _encode(reply) + b"\n"
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
@@ -158,14 +160,22 @@ def _finish_reason(done: Done) -> str:
     return "length" if done.reason == "length" else "stop"
 
 
+def _mark(dones: Sequence[Done]) -> dict[str, Any]:
+    """Ours: says that the window was too small for a prompt; absent otherwise."""
+    return {"truncated": True} if any(done.usage.dropped_count for done in dones) else {}
+
+
 def _usage(dones: Sequence[Done], n_each: int) -> dict[str, Any]:
     """The sum of all choices; a prompt counts once, as its first choice has found it."""
     prompts = [done.usage for done in dones if done.index % n_each == 0]
     n_prompt = sum(usage.prompt_count for usage in prompts)
     n_completion = sum(done.usage.completion_count for done in dones)
+    details = {"cached_tokens": sum(usage.cached_count for usage in prompts)}
+    if n_dropped := sum(usage.dropped_count for usage in prompts):
+        details["dropped_tokens"] = n_dropped
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_completion,
         "total_tokens": n_prompt + n_completion,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_count for usage in prompts)},
+        "prompt_tokens_details": details,
     }

@@ -223,17 +223,25 @@ def test_create_names_a_folder_of_a_near_daemon(stub: Stub, shell: Shell, tmp_pa
     assert [body["path"] for body in bodies] == [str(tmp_path), str(second)]
 
 
+def test_a_warning_of_the_daemon_stays_on_the_terminal(stub: Stub, shell: Shell) -> None:
+    lines = [{"status": "warning: no template"}, {"status": "success"}]
+    stub.on("POST", "/api/create", Reply(lines=lines))
+    result = shell("create", "n", "-f", "-", stdin="FROM m\n", is_terminal=True)
+    assert "warning: no template\n" in result.err
+    assert "success\n" not in result.err
+
+
 def test_create_leaves_out_parameters_without_effect(
     stub: Stub, shell: Shell, tmp_path: Path
 ) -> None:
     stub.on("POST", "/api/create", Reply(lines=[{"status": "success"}]))
-    text = "FROM m\nPARAMETER num_keep 24\nPARAMETER mirostat 1\nPARAMETER top_k 3\n"
+    text = "FROM m\nPARAMETER tfs_z 24\nPARAMETER mirostat 1\nPARAMETER top_k 3\n"
     result = shell("create", "n", "-f", "-", stdin=text)
     assert (result.code, result.err.splitlines()[:2]) == (
         0,
         [
             f"warning: PARAMETER {name} has no effect and is left out"
-            for name in ("mirostat", "num_keep")
+            for name in ("mirostat", "tfs_z")
         ],
     )
     assert stub.asked("/api/create")[0].json["parameters"] == {"top_k": 3}

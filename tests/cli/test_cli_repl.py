@@ -38,6 +38,15 @@ def ask(prompt: "pexpect.spawn[str]", line: str) -> None:
     prompt.expect_exact(line)  # the terminal's own echo
 
 
+def test_a_conversation_that_has_become_too_long(prompt: "pexpect.spawn[str]", stub: Stub) -> None:
+    lines = chatted("Yes", truncated=True, prompt_dropped_count=77)
+    stub.on("POST", "/api/chat", Reply(lines=lines))
+    ask(prompt, "one")
+    prompt.expect_exact("Yes")
+    prompt.expect_exact("about 77 tokens")
+    prompt.expect_exact(">>> ")
+
+
 def test_a_conversation(prompt: "pexpect.spawn[str]", stub: Stub) -> None:
     stub.on("POST", "/api/chat", Reply(lines=chatted("Hel", "lo")), Reply(lines=chatted("Bye")))
     ask(prompt, "/set system be brief")

@@ -67,6 +67,15 @@ def test_run_verbose_and_format(stub: Stub, shell: Shell) -> None:
     assert stub.asked("/api/generate")[0].json["format"] == "json"
 
 
+def test_run_warns_when_the_model_has_not_seen_all(stub: Stub, shell: Shell) -> None:
+    lines = generated("yes", truncated=True, prompt_dropped_count=77)
+    stub.on("POST", "/api/generate", Reply(lines=lines))
+    result = shell("run", "m", "x")
+    assert (result.code, result.out) == (0, "yes\n")
+    assert result.err.startswith("warning: ")
+    assert "77 tokens" in result.err
+
+
 def test_run_of_a_missing_model_says_what_to_do(stub: Stub, shell: Shell) -> None:
     stub.on("POST", "/api/generate", NOT_FOUND)
     result = shell("run", "m", "x")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import ollama
 import openai
@@ -266,10 +267,18 @@ def test_openai_errors_are_of_the_right_class(openai_client: openai.OpenAI) -> N
     with pytest.raises(openai.NotFoundError):
         openai_client.chat.completions.create(model="no-such-model", messages=QUESTION)
     with pytest.raises(openai.BadRequestError) as error:
-        openai_client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "word " * 5000}]
-        )
-    assert error.value.code == "context_length_exceeded"
+        openai_client.chat.completions.create(model=MODEL, messages=QUESTION, n=0)
+    assert error.value.param == "n"
+
+
+def test_openai_shows_that_a_prompt_was_cut(openai_client: openai.OpenAI) -> None:
+    long: Any = [{"role": "user", "content": "word " * 5000}]
+    answer = openai_client.chat.completions.create(model=MODEL, messages=long, max_tokens=1)
+    assert answer.model_extra == {"truncated": True}
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.model_extra is not None
+    assert answer.usage.prompt_tokens_details.model_extra["dropped_tokens"] > 2000
 
 
 # ---- with a key

@@ -241,7 +241,7 @@ def test_real_models_get_the_bos_that_their_files_ask_for(
 def test_a_prompt_above_the_window_is_refused_with_the_numbers(
     start_daemon: Start, fake_model: Fake
 ) -> None:
-    daemon = start_daemon(CONTEXT_LENGTH=50)
+    daemon = start_daemon(CONTEXT_LENGTH=50, TRUNCATE="error")
     daemon.create("m", fake_model(pieces=["x"]))
     error = daemon.json("POST", "/api/chat", chat_body("m", "y" * 60), status=400)["error"]
     assert "60" in error

@@ -126,7 +126,7 @@ def test_a_client_that_leaves_ends_all_its_choices(
 def test_a_prompt_that_does_not_fit_refuses_the_whole_list(
     start_daemon: Start, fake_model: Fake, n_slots: int, stream: bool
 ) -> None:
-    daemon = start_daemon(NUM_PARALLEL=n_slots, CONTEXT_LENGTH=50)
+    daemon = start_daemon(NUM_PARALLEL=n_slots, CONTEXT_LENGTH=50, TRUNCATE="error")
     daemon.create("m", fake_model(echo=True))
     body = completion(["a", "y" * 60], stream=stream)
     status, data = daemon.request("POST", COMPLETIONS, body)

@@ -26,6 +26,8 @@ def test_an_uploaded_file_becomes_a_model(store: Store, gguf_path: Path) -> None
         f"using existing layer {digest.text}",
         f"creating new layer {record.manifest.config.digest.text}",
         "writing manifest",
+        "warning: there is no chat template, so the model continues text instead of answering; "
+        "a TEMPLATE changes that",
         "success",
     ]
     assert record.model_digest == digest

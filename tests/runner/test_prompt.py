@@ -158,7 +158,7 @@ def long_talk(n_turns: int) -> list[Message]:
     ("n_ctx", "n_expected"), [(1000, 52), (53, 52), (52, 42), (23, 22), (22, 12), (13, 12)]
 )
 def test_as_many_recent_turns_as_leave_room_are_kept(n_ctx: int, n_expected: int) -> None:
-    assert len(fit(long_talk(5), n_ctx, count)) == n_expected
+    assert len(fit(long_talk(5), n_ctx, count).tokens) == n_expected
 
 
 def test_what_cannot_fit_is_refused_with_the_numbers() -> None:

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from localrun.core import ChatPrompt, Done, Message, RawPrompt, SamplingParams, TextDelta
+from localrun.core import (
+    ChatPrompt,
+    Done,
+    Message,
+    Overflow,
+    RawPrompt,
+    SamplingParams,
+    TextDelta,
+)
 from localrun.errors import EngineFailed
 from localrun.ipc.messages import (
     Admitted,
@@ -20,8 +28,11 @@ from localrun.ipc.messages import (
 from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeVocab, Script
-from localrun.runner.prompt.prepare import Prepared, PromptThread, Settled
+from localrun.runner.prompt.composer import Prepared
+from localrun.runner.prompt.prepare import PromptThread, Settled
 from localrun.runner.text import TextThread
+
+WHOLE = Overflow(cuts=False)
 
 
 class Desk:
@@ -177,8 +188,8 @@ def test_no_tokens_wanted_is_an_answer_without_the_engine() -> None:
 @pytest.mark.parametrize(
     ("submit", "kind"),
     [
-        ({"text": "x" * 100}, "ContextOverflow"),
-        ({"text": "x" * 1_000_000}, "ContextOverflow"),
+        ({"text": "x" * 100, "overflow": WHOLE}, "ContextOverflow"),
+        ({"text": "x" * 1_000_000, "overflow": WHOLE}, "ContextOverflow"),
         ({"raw": False, "text": "x"}, "TemplateFailed"),
     ],
 )
@@ -203,10 +214,12 @@ def test_a_go_template_of_the_call_renders_the_turns() -> None:
     assert desk.accept(1, raw=False, template="{{ .Prompt }}!").tokens == list(b"hi!")
 
 
-def with_context(*context: int, **script: Any) -> tuple[list[Any], Desk]:
+def with_context(
+    *context: int, overflow: Overflow | None = None, **script: Any
+) -> tuple[list[Any], Desk]:
     desk = Desk(**script)
     prompt = ChatPrompt((Message("user", "hi"),), context=context)
-    return desk.ask(Submit(1, prompt, SamplingParams(), n_ctx=100)), desk
+    return desk.ask(Submit(1, prompt, SamplingParams(), 100, overflow or Overflow())), desk
 
 
 def test_context_stands_before_the_prompt_which_then_has_no_bos() -> None:
@@ -224,10 +237,19 @@ def test_context_with_foreign_ids_is_refused(token: int) -> None:
 
 
 def test_context_counts_against_the_window() -> None:
-    items, _ = with_context(*[7] * 99)
+    items, _ = with_context(*[7] * 99, overflow=WHOLE)
     assert items[-1] == Failed(
         1, "ContextOverflow", {"n_tokens": 101, "n_ctx": 100, "is_at_least": False}
     )
+
+
+def test_context_that_leaves_no_room_loses_its_middle() -> None:
+    items, desk = with_context(*range(99))
+    assert items[-1] == Waiting(1)
+    tokens = desk.queued().tokens
+    assert tokens[:4] == [0, 1, 2, 3]
+    assert tokens[4:] == [*range(53, 99), *b"hi"]
+    assert len(tokens) == 4 + (100 - 4) // 2
 
 
 def test_the_count_of_running_sequences_travels_even_without_news() -> None:

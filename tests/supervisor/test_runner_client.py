@@ -11,10 +11,12 @@ from localrun.core import (
     RunnerInfo,
     RunnerStats,
     SamplingParams,
+    Tokenize,
+    Tokens,
     Usage,
     Verdict,
 )
-from localrun.errors import ModelStopped, WindowTooLarge, to_fields
+from localrun.errors import BadRequest, ModelStopped, RunnerLost, WindowTooLarge, to_fields
 from localrun.ipc import messages
 from localrun.ipc.messages import Failed, Outbox, Progressed, Resized, Submit, ToRunner
 from localrun.supervisor.client import RunnerClient
@@ -90,7 +92,9 @@ def test_a_verdict_is_handed_on() -> None:
 
 def test_a_submit_carries_the_window_the_client_and_the_scope() -> None:
     async def story(client: RunnerClient, process: Any) -> None:
-        client.submit(RawPrompt("x"), SamplingParams(), n_ctx=8192, client="192.0.2.7", scope="key")
+        client.submit(
+            Submit(0, RawPrompt("x"), SamplingParams(), 8192, client="192.0.2.7", scope="key")
+        )
         assert process.sent == [
             Submit(1, RawPrompt("x"), SamplingParams(), 8192, client="192.0.2.7", scope="key")
         ]
@@ -100,7 +104,7 @@ def test_a_submit_carries_the_window_the_client_and_the_scope() -> None:
 
 def test_a_window_that_memory_cannot_hold_is_refused_before_the_request_is_accepted() -> None:
     async def story(client: RunnerClient, process: Any) -> None:
-        stream = client.submit(RawPrompt("x"), SamplingParams(), n_ctx=10**6)
+        stream = client.submit(Submit(0, RawPrompt("x"), SamplingParams(), 10**6))
         kind, fields = to_fields(WindowTooLarge(10**6, 20_480))
         process.receive(Outbox((Failed(stream.id, kind, fields),)))
         with pytest.raises(WindowTooLarge, match="20480"):
@@ -114,14 +118,14 @@ def test_a_runner_is_active_from_its_first_request_to_the_end_of_the_last() -> N
         seen: list[bool] = []
         client.on_activity = lambda: seen.append(client.is_active)
         first, second = (
-            client.submit(RawPrompt("x"), SamplingParams(), n_ctx=10) for _ in range(2)
+            client.submit(Submit(0, RawPrompt("x"), SamplingParams(), 10)) for _ in range(2)
         )
         assert seen == [True, True]
         process.receive(Outbox((Progressed(first.id, Done("stop", Usage())),)))
         assert client.is_active
         second.close()
         assert seen[-1] is False
-        client.submit(RawPrompt("x"), SamplingParams(), n_ctx=10)
+        client.submit(Submit(0, RawPrompt("x"), SamplingParams(), 10))
         process.kill()
         await client.wait_lost()
         assert seen[-1] is False
@@ -139,9 +143,44 @@ def test_it_is_told_who_else_computes() -> None:
 
 def test_requests_that_run_when_it_is_closed_hear_why() -> None:
     async def story(client: RunnerClient, process: Any) -> None:
-        stream = client.submit(RawPrompt("x"), SamplingParams(), n_ctx=10)
+        stream = client.submit(Submit(0, RawPrompt("x"), SamplingParams(), 10))
         await client.close(ModelStopped("m", 30.0))
         with pytest.raises(ModelStopped):
             await stream.accepted()
+
+    with_client(story)
+
+
+def test_a_question_is_answered_refused_or_lost() -> None:
+    async def story(client: RunnerClient, process: Any) -> None:
+        first, second, third = (
+            asyncio.create_task(client.ask(Tokenize(text))) for text in ("a", "b", "c")
+        )
+        await asyncio.sleep(0)
+        asked = [message.id for message in process.sent]
+        assert process.sent == [
+            messages.Ask(number, Tokenize(text)) for number, text in zip(asked, "abc", strict=True)
+        ]
+        reply = messages.Answered(asked[0], Tokens((1, 2)))
+        process.receive(Outbox((reply, Failed(asked[1], *to_fields(BadRequest("tokens", "no"))))))
+        assert await first == Tokens((1, 2))
+        with pytest.raises(BadRequest, match="no"):
+            await second
+        process.kill()
+        with pytest.raises(RunnerLost):
+            await third
+        with pytest.raises(RunnerLost):
+            await client.ask(Tokenize("d"))
+
+    with_client(story)
+
+
+def test_the_answer_to_who_has_left_is_dropped() -> None:
+    async def story(client: RunnerClient, process: Any) -> None:
+        question = asyncio.create_task(client.ask(Tokenize("a")))
+        await asyncio.sleep(0)
+        question.cancel()
+        await asyncio.gather(question, return_exceptions=True)
+        process.receive(Outbox((messages.Answered(process.sent[0].id, Tokens(())),)))
 
     with_client(story)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from localrun.core import ChatPrompt, Choice, Done, Message, TextDelta, Usage
-from localrun.errors import BadRequest, Unsupported
+from localrun.core import ChatPrompt, Choice, Done, FillPrompt, Message, TextDelta, Usage
+from localrun.errors import BadRequest
 from localrun.wire.completions import MAX_CHOICES, decode_completions
 from localrun.wire.openai import CompletionRequest, decode_chat_completions
 from localrun.wire.openai_writer import Kind, OpenAIWriter
@@ -71,10 +71,8 @@ def test_fields_that_ask_for_nothing_pass():
     decode(best_of=2, n=2)
 
 
-def test_text_to_be_filled_in_is_refused():
-    with pytest.raises(Unsupported) as caught:
-        decode(suffix="end")
-    assert caught.value.capability == "insert"
+def test_text_to_be_filled_in_has_two_ends():
+    assert decode(prompt="def", suffix="end").call.prompts == (FillPrompt("def", "end"),)
 
 
 def test_a_chat_has_n_choices():

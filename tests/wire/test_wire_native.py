@@ -11,6 +11,7 @@ from localrun.core import (
     ChatPrompt,
     Choice,
     Done,
+    FillPrompt,
     Message,
     RawPrompt,
     TextDelta,
@@ -157,7 +158,6 @@ def test_options_are_converted_and_those_without_effect_are_named():
         },
         temperature=0.1,
         max_tokens=3,
-        shift=True,
     )
     assert request.call.options == {
         "num_ctx": 2048,
@@ -166,7 +166,20 @@ def test_options_are_converted_and_those_without_effect_are_named():
         "stop": ("x",),
         "num_predict": 0,
     }
-    assert request.ignored == ("tfs_z", "temperature", "max_tokens", "shift")
+    assert request.ignored == ("tfs_z", "temperature", "max_tokens")
+
+
+def test_what_becomes_of_too_long_a_prompt_and_answer_is_off_on_or_left_open():
+    assert (chat().call.cuts, chat().call.shifts) == (None, False)
+    call = generate(prompt="x", truncate=False, shift=True).call
+    assert (call.cuts, call.shifts) == (False, True)
+
+
+def test_a_suffix_makes_a_gap_to_fill_also_behind_nothing():
+    assert generate(prompt="a", suffix="b").call.prompts == (FillPrompt("a", "b"),)
+    assert generate(suffix="b").call.prompts == (FillPrompt("", "b"),)
+    with pytest.raises(BadRequest, match="suffix"):
+        generate(prompt="a", suffix="b", raw=True)
 
 
 BAD_BODIES = [
@@ -231,7 +244,6 @@ def test_a_bad_field_is_named_by_its_path(fields, path):
         (chat, {"think": True}, "thinking"),
         (generate, {"think": "high"}, "thinking"),
         (generate, {"images": ["aGk="]}, "vision"),
-        (generate, {"prompt": "a", "suffix": "b"}, "insert"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_when_used(decode, fields, capability):

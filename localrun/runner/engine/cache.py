@@ -250,6 +250,11 @@ class KvCache:
             self._model.trim(sequence.kv_id, 0)
         self.ledger.trim(sequence.kv_id, n)
 
+    def shift(self, sequence: Sequence) -> None:
+        """Makes room in the full window of a sequence; its head keeps its cells."""
+        self._trim(sequence, min(sequence.drop_middle(), sequence.n_done))
+        sequence.n_done = self.ledger.length(sequence.kv_id)
+
     def rewind(self, sequence: Sequence) -> None:
         """After a forward that failed: back to what the books say, or to the start."""
         n = sequence.n_done

@@ -449,6 +449,9 @@ class Engine:
         self._tokens.append(out)
         if reason:
             self._finish(sequence)
+        elif sequence.is_window_full:
+            self._cache.shift(sequence)
+            self._meter.count("window_shifts_total")
 
     def _finish(self, sequence: Sequence) -> None:
         self._meter.count("requests_finished_total")

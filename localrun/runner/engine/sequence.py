@@ -7,6 +7,9 @@ from localrun.core import DoneReason, SamplingParams
 from localrun.runner.engine.host_tier import Saved
 from localrun.runner.model import Sampler
 
+# How many windows a completion may go through that shifts. Source: Ollama's bound of num_predict.
+MAX_WINDOWS = 10
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -14,19 +17,24 @@ class Sequence:
 
     `tokens` starts as the prompt and grows with the completion. The first `n_done` of them have
     cells under the KV cache's sequence id `kv_id`, -1 while it has none. `n_ctx` bounds prompt
-    and completion together. `client` and `scope` are those of `core.Call`.
+    and completion together, unless the sequence `shifts`: then its middle goes when the window is
+    full, and the first `n_keep` tokens stay. `client` and `scope` are those of `core.Call`.
     """
 
     id: int
     tokens: list[int]
     sampling: SamplingParams
     n_ctx: int
+    shifts: bool = False
+    n_keep: int = 0
     client: str = ""
     scope: str = ""
     n_prompt: int = 0
     n_done: int = 0
     kv_id: int = -1
     sampler: Sampler | None = None
+    # Tokens that have left the window.
+    n_shifted: int = 0
     # Prompt tokens whose KV was there already when it was admitted.
     n_cached: int = 0
     # Most cells it ever had: rows below are evaluated for a second time.
@@ -58,6 +66,8 @@ class Sequence:
         """Bounds the window further."""
         self.n_ctx = min(self.n_ctx, n_ctx)
         room = max(0, self.n_ctx - self.n_prompt)
+        if self.shifts:
+            room = self.n_ctx * MAX_WINDOWS
         wanted = self.sampling.num_predict
         self.n_predict = room if wanted < 0 else min(wanted, room)
 
@@ -69,7 +79,12 @@ class Sequence:
     @property
     def n_completion(self) -> int:
         """Tokens generated so far."""
-        return len(self.tokens) - self.n_prompt
+        return len(self.tokens) + self.n_shifted - self.n_prompt
+
+    @property
+    def is_window_full(self) -> bool:
+        """True when another token would have no place."""
+        return len(self.tokens) >= self.n_ctx
 
     @property
     def is_held(self) -> bool:
@@ -88,3 +103,16 @@ class Sequence:
             return "stop"
         self.tokens.append(token)
         return "length" if self.n_completion >= self.n_predict else None
+
+    def drop_middle(self) -> int:
+        """Takes half of what is behind the first tokens out of a full window.
+
+        Returns how many of the tokens before it stay where they are. What follows has other
+        positions now and has to be evaluated again: cells of others may stand in the same places,
+        so none are moved. Source: the half is Ollama's and llama.cpp's.
+        """
+        n_keep = max(0, min(self.n_keep, self.n_ctx - 2))  # two more: one goes, one goes on
+        n_dropped = (len(self.tokens) - n_keep) // 2
+        self.tokens = self.tokens[:n_keep] + self.tokens[n_keep + n_dropped :]
+        self.n_shifted += n_dropped
+        return n_keep

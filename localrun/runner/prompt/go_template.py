@@ -32,10 +32,17 @@ class GoTemplate:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt that ends where the assistant's turn begins. Raises TemplateFailed."""
+        render = self._render_messages if self._takes_messages else self._render_turns
+        return self._guarded(lambda: render(messages))
+
+    def render_fill(self, prefix: str, suffix: str) -> str:
+        """The prompt for what is missing between two texts. Raises TemplateFailed."""
+        data = {"Prompt": prefix, "Suffix": suffix, "Response": _ANSWER}
+        return self._guarded(lambda: self._run(**data)).partition(_ANSWER)[0]
+
+    def _guarded(self, render: Callable[[], str]) -> str:
         try:
-            if self._takes_messages:
-                return self._render_messages(messages)
-            return self._render_turns(messages)
+            return render()
         except (TemplateFailed, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
@@ -96,10 +103,37 @@ def _day(offset_days: int) -> Callable[..., str]:
     return render
 
 
+_TYPESCRIPT = {
+    "string": "string",
+    "number": "number",
+    "integer": "number",
+    "boolean": "boolean",
+    "array": "any[]",
+    "object": "Record<string, any>",
+    "null": "null",
+}
+
+
+def _typescript(property_: Any) -> str:
+    """The type of a tool's property as TypeScript spells it; `any` for what is none.
+
+    Source: Ollama `api/types.go`, `ToTypeScriptType`.
+    """
+    known = property_ if isinstance(property_, dict) else {}
+    fields = {key.lower(): value for key, value in known.items()}
+    if choices := fields.get("anyof"):
+        return " | ".join(map(_typescript, choices))
+    names = fields.get("type") or ()
+    if isinstance(names, str):
+        names = (names,)
+    return " | ".join(_TYPESCRIPT.get(name, "any") for name in names) or "any"
+
+
 _GO_FUNCTIONS: dict[str, Callable[..., object]] = {
     "json": lambda value: json.dumps(value, ensure_ascii=False),
     "currentDate": _day(0),
     "yesterdayDate": _day(-1),
+    "toTypeScriptType": _typescript,
 }
 
 

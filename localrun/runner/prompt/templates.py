@@ -40,9 +40,24 @@ def _raise_exception(problem: str) -> str:
     raise TemplateFailed(problem)
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
-    """JSON without HTML escapes, which models have not been trained on."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes, which models have not been trained on.
+
+    Source: the filter's arguments in Hugging Face's `apply_chat_template`.
+    """
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=(separators[0], separators[1]) if separators else None,
+        sort_keys=sort_keys,
+    )
 
 
 def _jinja_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

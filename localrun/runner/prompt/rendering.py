@@ -1,0 +1,124 @@
+"""Messages → token ids, by whatever template counts for a request.
+
+Owns the order of attempts: the template gets the conversation as it is, and when it refuses that,
+in a form that says the same (`histories`). Only the template's text makes control tokens
+(`spelling`).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from localrun.core import FillPrompt, Message
+from localrun.errors import TemplateFailed
+from localrun.runner.limits import bounded_memory
+from localrun.runner.model import Vocab
+from localrun.runner.prompt.histories import forms, holds_all, without_prefill
+from localrun.runner.prompt.spelling import Piece, Spellings
+from localrun.runner.prompt.templates import JinjaTemplate, render_plain
+
+Render = Callable[[Sequence[Message]], str]
+Fill = Callable[[str, str], str]
+
+
+class Renderer:
+    """Renders and tokenizes for one model. For one thread."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+
+    @cached_property
+    def spellings(self) -> Spellings:
+        """Those of the model's control tokens; made when first needed, since that takes a while."""
+        return Spellings(self._vocab.control_texts())
+
+    def template(self, go_source: str | None) -> Render:
+        """How to render: by that Go template, else the model's own one. Raises TemplateFailed."""
+        if go_source is not None:
+            # Few models have one, and the engine for them takes 3 MB of every runner.
+            from localrun.runner.prompt.go_template import go_template
+
+            return go_template(go_source).render
+        if self._vocab.chat_template is None:
+            return render_plain
+        return self._own_template.render
+
+    @cached_property
+    def _own_template(self) -> JinjaTemplate:
+        assert self._vocab.chat_template is not None
+        return JinjaTemplate(
+            self._vocab.chat_template,
+            bos_text=self._vocab.bos_text,
+            eos_text=self._vocab.eos_text,
+        )
+
+    def tokens(
+        self, messages: Sequence[Message], render: Render, *, is_start: bool = True
+    ) -> list[int]:
+        """The prompt for the answer to `messages`, whose texts are marked (`Spellings.marked`).
+
+        An assistant's turn at the end is gone on with. Raises TemplateFailed, with what the
+        template says of the conversation as it is.
+        """
+        turns, answer_start = without_prefill(messages)
+        rendered = _bounded(lambda: render_any(turns, render)) + answer_start
+        return self._tokens_of(self.spellings.pieces(rendered), is_start=is_start)
+
+    def filled(self, prompt: FillPrompt, render: Fill) -> list[int]:
+        """The prompt for what is missing between two texts. Raises TemplateFailed."""
+        prefix, suffix = map(self.spellings.mark, (prompt.prefix, prompt.suffix))
+        rendered = _bounded(lambda: render(prefix, suffix))
+        return self._tokens_of(self.spellings.pieces(rendered), is_start=True)
+
+    def _tokens_of(self, pieces: Sequence[Piece], *, is_start: bool) -> list[int]:
+        tokens: list[int] = []
+        for number, piece in enumerate(pieces):
+            tokens += self._vocab.tokenize(
+                piece.text,
+                is_start=is_start and number == 0,
+                parses_control=piece.has_control,
+            )
+        return tokens
+
+
+def fill_template(go_source: str | None) -> Fill | None:
+    """How the Go template renders a text before and one behind a gap; None when it cannot.
+
+    Raises TemplateFailed.
+    """
+    if go_source is None or ".Suffix" not in go_source:
+        return None
+    from localrun.runner.prompt.go_template import go_template
+
+    return go_template(go_source).render_fill
+
+
+def _bounded(render: Callable[[], str]) -> str:
+    """What `render` makes; tokenizing has to stay outside, since llama.cpp ends without memory."""
+    try:
+        with bounded_memory():
+            return render()
+    except MemoryError:
+        raise TemplateFailed("it takes too much memory") from None
+
+
+def render_any(messages: Sequence[Message], render: Render) -> str:
+    """The text of the first form of the conversation that the template takes without a loss.
+
+    Where every form loses something, that is what the template is meant to do: the first it takes
+    counts. Raises TemplateFailed, with what it says of the conversation as it is.
+    """
+    refusal: TemplateFailed | None = None
+    accepted: str | None = None
+    for form in forms(messages):
+        try:
+            rendered = render(form)
+        except TemplateFailed as error:
+            refusal = refusal or error
+            continue
+        if holds_all(rendered, messages):
+            return rendered
+        accepted = rendered if accepted is None else accepted
+    if accepted is not None:
+        return accepted
+    assert refusal is not None
+    raise refusal
