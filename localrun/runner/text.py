@@ -231,7 +231,10 @@ class TextThread:
             dropped_count=request.n_dropped,
             completion_count=request.n_tokens,
             prompt_ns=sequence.first_token_ns - sequence.admitted_ns,
-            completion_ns=sequence.last_token_ns - sequence.first_token_ns,
+            # Clients divide by it, also when the only token came with the prompt.
+            completion_ns=max(
+                1 if request.n_tokens else 0, sequence.last_token_ns - sequence.first_token_ns
+            ),
         )
         context: tuple[int, ...] = ()
         if request.submit.return_context:

@@ -41,7 +41,9 @@ def decode_tokenize(body: bytes) -> tuple[Call, Tokenize]:
     """(what to load, what to do) of POST /api/tokenize. Raises BadRequest."""
     wire = decode(_TOKENIZE, body)
     call = _call(wire)
-    content = wire.content or ""
+    if wire.content is None:
+        raise BadRequest("content", "the text to tokenize is required")
+    content = wire.content
     if len(content) > MAX_CHARS:
         raise BadRequest("content", f"has {len(content)} characters, more than {MAX_CHARS}")
     return call, Tokenize(content, wire.add_special is True, wire.with_pieces is True)
@@ -51,7 +53,9 @@ def decode_detokenize(body: bytes) -> tuple[Call, Detokenize]:
     """(what to load, what to do) of POST /api/detokenize. Raises BadRequest."""
     wire = decode(_DETOKENIZE, body)
     call = _call(wire)
-    tokens = wire.tokens or ()
+    if wire.tokens is None:
+        raise BadRequest("tokens", "the token ids are required")
+    tokens = wire.tokens
     if len(tokens) > MAX_TOKENS:
         raise BadRequest("tokens", f"has {len(tokens)} ids, more than {MAX_TOKENS}")
     return call, Detokenize(tokens)

@@ -8,7 +8,16 @@ from localrun.core import Message, SamplingParams
 from localrun.errors import ContextOverflow
 from localrun.runner.engine.sequence import MAX_WINDOWS
 from localrun.runner.engine.sequence import Sequence as TokenSequence
-from localrun.runner.prompt.fit import answer_room, cut, cut_around, fit, n_kept, shortened, whole
+from localrun.runner.prompt.fit import (
+    answer_room,
+    cut,
+    cut_around,
+    cut_last_turn,
+    fit,
+    n_kept,
+    shortened,
+    whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +147,29 @@ def test_a_shifting_answer_has_a_bound(num_predict: int, expected: int) -> None:
     sampling = SamplingParams(num_predict=num_predict)
     assert TokenSequence(1, [1] * 50, sampling, 100, shifts=True).n_predict == expected
     assert TokenSequence(1, [1] * 50, sampling, 100).n_predict == min(expected, 50)
+
+
+def spelled(messages: Sequence[Message]) -> list[int]:
+    """A template: -1 and the role's first letter, the content, -2; then the answer's header."""
+    tokens: list[int] = []
+    for message in messages:
+        tokens += [-1, ord(message.role[0]), *map(ord, message.content), -2]
+    return [*tokens, -1, ord("a")]
+
+
+@pytest.mark.parametrize("n_system", [0, 10, 30, 50])
+def test_a_cut_turn_stays_a_turn(n_system: int) -> None:
+    messages = [Message("system", "s" * n_system), Message("user", "u" * 200)]
+    fitted = cut_last_turn(messages, 80, spelled, keep=lambda _: 4, num_predict=-1)
+    head = [-1, ord("s"), *[ord("s")] * n_system, -2, -1, ord("u")]
+    assert fitted.tokens[: len(head)] == head
+    assert fitted.tokens[-3:] == [-2, -1, ord("a")]
+    assert set(fitted.tokens[len(head) : -3]) == {ord("u")}
+    assert len(fitted.tokens) < 80
+
+
+@pytest.mark.parametrize("n_system", [70, 74, 100, 1000])
+def test_a_window_that_holds_no_more_than_the_frame_is_refused(n_system: int) -> None:
+    messages = [Message("system", "s" * n_system), Message("user", "u" * 200)]
+    with pytest.raises(ContextOverflow):
+        cut_last_turn(messages, 80, spelled, keep=lambda _: 4, num_predict=-1)

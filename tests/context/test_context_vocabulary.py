@@ -68,8 +68,10 @@ def test_the_special_token_in_front_is_added_where_the_model_wants_it(daemon: Da
     [
         ("tokenize", {"content": "x" * (1 << 21)}, 400, "content"),
         ("tokenize", {"content": 3}, 400, "content"),
-        ("tokenize", {"model": "nobody"}, 404, "nobody"),
+        ("tokenize", {"prompt": "hi"}, 400, "content"),
+        ("tokenize", {"model": "nobody", "content": "hi"}, 404, "nobody"),
         ("tokenize", {"model": ""}, 400, "model is required"),
+        ("detokenize", {}, 400, "tokens"),
         ("detokenize", {"tokens": [10**6]}, 400, "tokens"),
         ("detokenize", {"tokens": [-1]}, 400, "tokens"),
         ("detokenize", {"tokens": [2**31]}, 400, "tokens"),
