@@ -16,8 +16,10 @@ from modelstore.digest import Digest
 from modelstore.errors import (
     BadManifest,
     CorruptManifest,
+    DigestMismatch,
     DiskFull,
     InvalidDigest,
+    RegistryError,
     StoreError,
     UnsupportedFormat,
 )
@@ -49,7 +51,8 @@ from modelstore.registry.sources import (
 from modelstore.registry.web import Web
 from modelstore.sources import SUCCESS, Progress
 from modelstore.store import Store
-from modelstore.transfer.download import MakeSource, State, Wanted
+from modelstore.transfer.choice import MakeSource
+from modelstore.transfer.download import State, Wanted
 from modelstore.transfer.partial import n_bytes_there
 from modelstore.transfer.transfers import Transfers
 
@@ -178,14 +181,21 @@ class Puller:
     def _transfer(
         self, wanted: Wanted, status: str, make_source: MakeSource
     ) -> Generator[Progress, None, Digest]:
-        key, total = wanted.key.text, wanted.total
-        with self.transfers.join(self.store.blobs, wanted, make_source) as download:
-            state = State(0)
-            while state.digest is None:
-                state = download.watch(state, HEARTBEAT_S)
-                shown = f"{status}: {state.note}" if state.note else status
-                yield Progress(shown, key, total, state.completed)
-            return state.digest
+        key, total, most = wanted.key.text, wanted.total, 0
+        while True:
+            with self.transfers.join(self.store.blobs, wanted, make_source) as download:
+                state = State(0)
+                try:
+                    while state.digest is None:
+                        state = download.watch(state, HEARTBEAT_S)
+                        shown = f"{status}: {state.note}" if state.note else status
+                        most = max(most, state.completed)
+                        yield Progress(shown, key, total, most)
+                    return state.digest
+                except (RegistryError, DigestMismatch):
+                    # Somebody else's transfer, which failed before it came to our source.
+                    if download.has_tried(wanted.model):
+                        raise
 
     def _check_room(self, sizes: dict[Digest, int]) -> None:
         """Raises: DiskFull when what is missing of these blobs cannot fit."""

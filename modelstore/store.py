@@ -168,8 +168,15 @@ class Store:
 
         Raises: IncompleteModel, ChangedFile.
         """
-        model = record.name.display()
-        for digest in record.weight_digests:
+        self.check_blobs(record.name, record.weight_digests)
+
+    def check_blobs(self, name: ModelName, digests: Iterable[Digest]) -> None:
+        """Checks that these blobs of a model are there and unchanged.
+
+        Raises: IncompleteModel, ChangedFile.
+        """
+        model = name.display()
+        for digest in digests:
             try:
                 self.blobs.check_in_place(digest)
                 self.blobs.size(digest)
