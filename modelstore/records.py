@@ -103,7 +103,7 @@ def build_listing(
     return Listing(
         name=name,
         digest=digest,
-        size_bytes=_bytes_of(manifest, blobs),
+        size_bytes=sum(layer_bytes(layer, blobs) for layer in (manifest.config, *manifest.layers)),
         modified_at=modified_at,
         config=config,
         model_path=blobs.path(model.digest) if model else None,
@@ -134,6 +134,14 @@ def build_record(listing: Listing, manifest: Manifest, blobs: Blobs) -> Record:
         licenses=read.texts(LICENSE_TYPE),
         parent_model=listing.parent_model,
     )
+
+
+def layer_bytes(layer: Layer, blobs: Blobs) -> int:
+    """The size of its file; the manifest is believed only about one that is not there."""
+    try:
+        return blobs.size(layer.digest)
+    except BlobNotFound:
+        return layer.size_bytes
 
 
 def read_part(blobs: Blobs, layer: Layer, name: str, *, limit_bytes: int) -> bytes:
@@ -181,17 +189,6 @@ class _LayerReader:
                 self._name, f"its {what} layer is larger than {TEXT_LIMIT_BYTES >> 20} MiB"
             )
         return data
-
-
-def _bytes_of(manifest: Manifest, blobs: Blobs) -> int:
-    """What the files have; a manifest is believed only about those that are not there."""
-    total = 0
-    for layer in (manifest.config, *manifest.layers):
-        try:
-            total += blobs.size(layer.digest)
-        except BlobNotFound:
-            total += layer.size_bytes
-    return total
 
 
 def _plain(message: dict[str, Any]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from modelstore.errors import (
 from modelstore.in_place import OTHER_CONTENT
 from modelstore.manifest import MODEL_TYPE, Layer, Manifest
 from modelstore.names import ModelName
+from modelstore.records import layer_bytes
 from modelstore.sources import Progress
 from modelstore.store import Store, Survey
 
@@ -129,7 +130,8 @@ def _wanted(store: Store, names: Iterable[str]) -> Survey:
 def _check_all(
     store: Store, layers: Mapping[Digest, Layer], found: _Found, *, may_change: bool
 ) -> Iterator[Progress]:
-    total = sum(layer.size_bytes for layer in layers.values())
+    sizes = {digest: layer_bytes(layer, store.blobs) for digest, layer in layers.items()}
+    total = sum(sizes.values())
     done = reported = 0
     yield Progress("verifying", total=total, completed=0)
     for layer in layers.values():
@@ -138,7 +140,7 @@ def _check_all(
             if done + n_bytes - reported >= _REPORT_EVERY_BYTES:
                 reported = min(done + n_bytes, total)
                 yield Progress("verifying", total=total, completed=reported)
-        done += layer.size_bytes
+        done += sizes[layer.digest]
         if check.problem is not None:
             found.problems[layer.digest] = check.problem
         if check.note:
