@@ -61,9 +61,10 @@ class StoreUse(Struct):
 
 
 class Trouble(Struct):
-    """What is wrong with a model, in words."""
+    """What is wrong with a model: a kind for programs, a text for people."""
 
     text: str = ""
+    kind: str = ""
 
 
 class Verdict(Struct):
@@ -73,6 +74,7 @@ class Verdict(Struct):
     ok: bool = True
     repaired: bool = False
     problems: list[Trouble] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class VerifyLine(Progress):

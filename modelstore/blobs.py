@@ -167,6 +167,31 @@ class Blobs:
         if path.is_symlink():
             check_link(path, self._sidecar(digest))
 
+    def confirm(self, digest: Digest, as_hashed: os.stat_result) -> bool:
+        """Registers a file in place again, whose content was found to be right.
+
+        `as_hashed` is what `stat` said before. False when nothing had to be changed, as for a link
+        that somebody made by hand.
+        Raises: ChangedFile (it changed while it was read), StoreNotWritable.
+        """
+        try:
+            self.check_in_place(digest)
+        except ChangedFile:
+            self._note(digest, as_hashed, is_wrong=False)
+            return True
+        return False
+
+    def doubt(self, digest: Digest, as_hashed: os.stat_result) -> None:
+        """Notes that a file in place has the wrong content: it serves no more until `confirm`.
+
+        Raises: ChangedFile (it changed while it was read), StoreNotWritable.
+        """
+        self._note(digest, as_hashed, is_wrong=True)
+
+    def is_registered(self, digest: Digest) -> bool:
+        """Tells whether this is a file in place with a record; links by hand have none."""
+        return self.path(digest).is_symlink() and self._sidecar(digest).exists()
+
     def in_place_source(self, digest: Digest) -> Path | None:
         """The file that a linked blob points to; None for a stored blob."""
         path = self.path(digest)
@@ -182,23 +207,18 @@ class Blobs:
             self._sidecar(digest).unlink(missing_ok=True)
 
     def set_aside(self, digest: Digest, looked_at: os.stat_result) -> bool:
-        """Renames a corrupt blob, so that nothing uses it; who has it open keeps it.
+        """Renames a corrupt stored blob, so that nothing uses it; who has it open keeps it.
 
-        False when the blob is no longer the file that was `looked_at`. Of a file in place the link
-        goes. Raises: StoreNotWritable.
+        False when the blob is no longer the file that was `looked_at`. Raises: StoreNotWritable.
         """
         path = self.path(digest)
         with self._visible, writing(self._folder):
             try:
-                if not os.path.samestat(path.stat(), looked_at):
+                if not os.path.samestat(path.lstat(), looked_at):
                     return False
             except OSError:
                 return False
-            if path.is_symlink():
-                path.unlink()
-                self._sidecar(digest).unlink(missing_ok=True)
-            else:
-                path.replace(path.with_name(path.name + CORRUPT_SUFFIX))
+            path.replace(path.with_name(path.name + CORRUPT_SUFFIX))
             sync_folder(self._folder)
             return True
 
@@ -216,6 +236,18 @@ class Blobs:
     def _is_stored(self, digest: Digest) -> bool:
         path = self.path(digest)
         return path.is_file() and not path.is_symlink()
+
+    def _note(self, digest: Digest, as_hashed: os.stat_result, *, is_wrong: bool) -> None:
+        path = self.path(digest)
+        with self._visible, writing(self._folder):
+            source = self.in_place_source(digest)
+            if source is None:
+                return  # its place was taken by a stored blob, which was hashed
+            record = as_record(as_hashed, str(source))
+            if look(path, str(source)) != record:
+                raise ChangedFile(source.name, "changed while it was being read")
+            noted = msgspec.structs.replace(record, is_wrong=is_wrong)
+            write_atomically(self._sidecar(digest), msgspec.json.encode(noted))
 
     def _touch(self, digest: Digest) -> None:
         # Pruning spares young blobs; one that was just asked for again counts as young.

@@ -232,6 +232,7 @@ def _from_model(
         yield from fetch(name if isinstance(name, ModelName) else ModelName.parse(name))
         base = store.resolve(name)
     maker.keep.add(*base.manifest.digests)
+    store.check_files(base)
     layers = [
         replace(layer, from_=base.name.display()) if layer.media_type == MODEL_TYPE else layer
         for layer in base.manifest.layers

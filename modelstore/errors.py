@@ -65,6 +65,21 @@ class BlobNotFound(StoreError):
         return f"blob {self.digest} is not in the store; upload it, or create the model again"
 
 
+class IncompleteModel(BlobNotFound):
+    """The model is there, but a blob that its manifest names is not."""
+
+    def __init__(self, model: str, digest: str) -> None:
+        super().__init__(digest)
+        self.args = (model, digest)
+        self.model = model
+
+    def __str__(self) -> str:
+        return (
+            f"blob {self.digest} of model '{self.model}' is not in the store; "
+            f"`localrun verify --repair {self.model}` fetches it again"
+        )
+
+
 class DigestMismatch(StoreError):
     """The bytes that arrived are not the bytes that were announced."""
 
@@ -196,15 +211,29 @@ class SourceNotAllowed(StoreError):
 
 
 class ChangedFile(StoreError):
-    """A file that is used in place is no longer the file that was registered."""
+    """A file that is used in place is no longer the file that was registered.
 
-    def __init__(self, name: str, problem: str) -> None:
-        super().__init__(name, problem)
+    `model` is the one that needs it, where that is known.
+    """
+
+    def __init__(self, name: str, problem: str, model: str = "") -> None:
+        super().__init__(name, problem, model)
         self.name = name
         self.problem = problem
+        self.model = model
+
+    @property
+    def finding(self) -> str:
+        """What is wrong, without what to do."""
+        return f"file `{self.name}`, used in place, {self.problem}"
 
     def __str__(self) -> str:
-        return f"file `{self.name}`, used in place, {self.problem}; create the model again"
+        if not self.model:
+            return f"{self.finding}; create the model again"
+        return (
+            f"{self.finding}; `localrun verify {self.model}` checks it and registers it again if "
+            "its content is the same; if not, create the model again"
+        )
 
 
 class StoreBusy(StoreError):

@@ -1,7 +1,7 @@
 """Files that serve as blobs where they are: what is remembered of them, and whether it still holds.
 
 Owns the sidecar beside the link in `blobs/`. Compares size, time and inode, never content: a check
-costs microseconds and runs before each load.
+costs microseconds and runs before each load. Whoever has hashed the file may note what he found.
 """
 
 import os
@@ -13,14 +13,17 @@ from modelstore.errors import ChangedFile
 
 SIDECAR_SUFFIX = ".in-place"
 
+OTHER_CONTENT = "has another content than when it was registered"
 
-class InPlace(msgspec.Struct, frozen=True):
+
+class InPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a file that is used in place looked like when it was hashed."""
 
     path: str  # absolute
     size_bytes: int
     mtime_ns: int
     inode: int
+    is_wrong: bool = False  # its content was found to be another one
 
 
 def check_link(link: Path, sidecar: Path) -> None:
@@ -41,6 +44,8 @@ def check_link(link: Path, sidecar: Path) -> None:
     found = look(link, known.path)
     if found is None:
         raise ChangedFile(target_name, "is no longer there")
+    if known.is_wrong:
+        raise ChangedFile(target_name, OTHER_CONTENT)
     if found != known:
         raise ChangedFile(target_name, "has changed since it was registered")
 

@@ -51,11 +51,6 @@ class Manifest:
     layers: tuple[Layer, ...]
 
     @property
-    def size_bytes(self) -> int:
-        """Layers and config together, as listings show it."""
-        return self.config.size_bytes + sum(layer.size_bytes for layer in self.layers)
-
-    @property
     def digests(self) -> frozenset[Digest]:
         """Every blob that this manifest keeps alive."""
         return frozenset([self.config.digest, *(layer.digest for layer in self.layers)])

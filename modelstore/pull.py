@@ -1,8 +1,9 @@
 """Pulling a model from a registry, or a GGUF file from a URL, into the store.
 
 Owns the order of things: the manifest is judged first, then every blob is fetched and checked, and
-only then does the manifest make the model visible. A pull that fails leaves what was there. Knows
-no HTTP (see `registry`) and no threads (see `transfer`).
+only then does the manifest make the model visible. A pull that fails leaves what was there. Also
+brings single blobs of a model that is here, for a repair. Knows no HTTP (see `registry`) and no
+threads (see `transfer`).
 Source: Ollama `server/images.go` (status lines, and the words of a missing model).
 """
 
@@ -15,8 +16,10 @@ from modelstore.digest import Digest
 from modelstore.errors import (
     BadManifest,
     CorruptManifest,
+    DigestMismatch,
     DiskFull,
     InvalidDigest,
+    RegistryError,
     StoreError,
     UnsupportedFormat,
 )
@@ -48,7 +51,8 @@ from modelstore.registry.sources import (
 from modelstore.registry.web import Web
 from modelstore.sources import SUCCESS, Progress
 from modelstore.store import Store
-from modelstore.transfer.download import MakeSource, State, Wanted
+from modelstore.transfer.choice import MakeSource
+from modelstore.transfer.download import State, Wanted
 from modelstore.transfer.partial import n_bytes_there
 from modelstore.transfer.transfers import Transfers
 
@@ -96,17 +100,35 @@ class Puller:
             data = client.manifest()
             manifest = _judged(name, data)
             keep.add(*manifest.digests)
+            self._check_sizes(name, manifest)
             layers = _once([*manifest.layers, manifest.config])
             self._check_room({layer.digest: layer.size_bytes for layer in layers})
             for layer in layers:
                 yield from self._pull_layer(client, name, layer)
             yield Progress("verifying sha256 digest")
+            self._check_sizes(name, manifest)
             self._check_blobs(keep, name, manifest)
             yield Progress("writing manifest")
             old = self.store.digests(name)
             self.store.write_manifest_bytes(name, data)
         if old - manifest.digests:
             yield Progress("removing unused layers")
+
+    def fetch_blob(self, name: ModelName, layer: Layer) -> Generator[Progress, None, None]:
+        """Brings one blob that the manifest in the store names, by its digest.
+
+        What the registry has under the name by now is not looked at, and no manifest changes.
+        Raises: as `pull`; ServerRefused with status 404 where the registry has no such blob.
+        """
+        with (
+            RegistryClient(name, self.access, stop=self.transfers.stopping) as client,
+            self.store.keep() as keep,
+        ):
+            keep.add(layer.digest)
+            self._check_room({layer.digest: layer.size_bytes})
+            if not self.store.blobs.exists(layer.digest):
+                keep.made(layer.digest)  # goes again if the model was removed meanwhile
+            yield from self._pull_layer(client, name, layer)
 
     def _pull_layer(
         self, client: RegistryClient, name: ModelName, layer: Layer
@@ -159,14 +181,21 @@ class Puller:
     def _transfer(
         self, wanted: Wanted, status: str, make_source: MakeSource
     ) -> Generator[Progress, None, Digest]:
-        key, total = wanted.key.text, wanted.total
-        with self.transfers.join(self.store.blobs, wanted, make_source) as download:
-            state = State(0)
-            while state.digest is None:
-                state = download.watch(state, HEARTBEAT_S)
-                shown = f"{status}: {state.note}" if state.note else status
-                yield Progress(shown, key, total, state.completed)
-            return state.digest
+        key, total, most = wanted.key.text, wanted.total, 0
+        while True:
+            with self.transfers.join(self.store.blobs, wanted, make_source) as download:
+                state = State(0)
+                try:
+                    while state.digest is None:
+                        state = download.watch(state, HEARTBEAT_S)
+                        shown = f"{status}: {state.note}" if state.note else status
+                        most = max(most, state.completed)
+                        yield Progress(shown, key, total, most)
+                    return state.digest
+                except (RegistryError, DigestMismatch):
+                    # Somebody else's transfer, which failed before it came to our source.
+                    if download.has_tried(wanted.model):
+                        raise
 
     def _check_room(self, sizes: dict[Digest, int]) -> None:
         """Raises: DiskFull when what is missing of these blobs cannot fit."""
@@ -179,6 +208,20 @@ class Puller:
         free = free_bytes(blobs.folder)
         if needed > free > 0:
             raise DiskFull(needed, free)
+
+    def _check_sizes(self, name: ModelName, manifest: Manifest) -> None:
+        """Raises: BadManifest when a blob that is here has another size than it says."""
+        blobs = self.store.blobs
+        for layer in (manifest.config, *manifest.layers):
+            if not blobs.exists(layer.digest):
+                continue
+            size_bytes = blobs.size(layer.digest)
+            if size_bytes != layer.size_bytes:
+                raise BadManifest(
+                    name.full(),
+                    f"it says that blob {layer.digest.hex[:12]} has {layer.size_bytes} bytes, and "
+                    f"it has {size_bytes}",
+                )
 
     def _check_blobs(self, keep: Keep, name: ModelName, manifest: Manifest) -> None:
         """Raises: InvalidGGUF, BadManifest; what is unusable does not stay."""

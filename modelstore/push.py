@@ -32,7 +32,7 @@ def push(
     """Sends a model to the registry that its name begins with, reporting as it goes.
 
     Setting `stop` ends it between two pieces of a request.
-    Raises: ModelNotFound, CorruptManifest, BlobNotFound, ChangedFile, SourceNotAllowed, every
+    Raises: ModelNotFound, CorruptManifest, IncompleteModel, ChangedFile, SourceNotAllowed, every
     RegistryError, Stopped; SignInRequired before anything is sent when the name has no registry of
     its own.
     """
@@ -56,9 +56,7 @@ def push(
         RegistryClient(name, access, insecure=insecure, stop=stop) as client,
     ):
         keep.add(*layers)
-        for digest in layers:
-            store.blobs.check_in_place(digest)
-            store.blobs.size(digest)
+        store.check_blobs(name, layers)
         uploads = Uploads(client, effort or Effort(), pause=stop.wait)
         for layer in layers.values():
             yield from _push_layer(store, uploads, name, layer)

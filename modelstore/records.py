@@ -15,7 +15,7 @@ import msgspec
 
 from modelstore.blobs import Blobs
 from modelstore.digest import Digest
-from modelstore.errors import CorruptManifest
+from modelstore.errors import BlobNotFound, CorruptManifest, IncompleteModel
 from modelstore.manifest import (
     ADAPTER_TYPE,
     LICENSE_TYPE,
@@ -97,13 +97,13 @@ class Record:
 def build_listing(
     name: ModelName, digest: str, modified_at: datetime, parts: tuple[Manifest, ModelConfig, Blobs]
 ) -> Listing:
-    """Puts a line together; opens nothing."""
+    """Puts a line together; looks at sizes, and opens nothing."""
     manifest, config, blobs = parts
     model = next(iter(manifest.of_type(MODEL_TYPE)), None)
     return Listing(
         name=name,
         digest=digest,
-        size_bytes=manifest.size_bytes,
+        size_bytes=sum(layer_bytes(layer, blobs) for layer in (manifest.config, *manifest.layers)),
         modified_at=modified_at,
         config=config,
         model_path=blobs.path(model.digest) if model else None,
@@ -114,7 +114,7 @@ def build_listing(
 
 
 def build_record(listing: Listing, manifest: Manifest, blobs: Blobs) -> Record:
-    """Reads the small layers. Raises: BlobNotFound, CorruptManifest."""
+    """Reads the small layers. Raises: IncompleteModel, CorruptManifest."""
     read = _LayerReader(listing.name.display(), manifest, blobs)
     return Record(
         name=listing.name,
@@ -134,6 +134,22 @@ def build_record(listing: Listing, manifest: Manifest, blobs: Blobs) -> Record:
         licenses=read.texts(LICENSE_TYPE),
         parent_model=listing.parent_model,
     )
+
+
+def layer_bytes(layer: Layer, blobs: Blobs) -> int:
+    """The size of its file; the manifest is believed only about one that is not there."""
+    try:
+        return blobs.size(layer.digest)
+    except BlobNotFound:
+        return layer.size_bytes
+
+
+def read_part(blobs: Blobs, layer: Layer, name: str, *, limit_bytes: int) -> bytes:
+    """At most so much of a layer of the model `name`, or of its config. Raises: IncompleteModel."""
+    try:
+        return blobs.read(layer.digest, limit_bytes=limit_bytes)
+    except BlobNotFound as error:
+        raise IncompleteModel(name, layer.digest.text) from error
 
 
 class _LayerReader:
@@ -166,7 +182,7 @@ class _LayerReader:
             raise CorruptManifest(self._name, f"its {what} layer: {error}") from error
 
     def _read(self, layer: Layer) -> bytes:
-        data = self._blobs.read(layer.digest, limit_bytes=TEXT_LIMIT_BYTES + 1)
+        data = read_part(self._blobs, layer, self._name, limit_bytes=TEXT_LIMIT_BYTES + 1)
         if len(data) > TEXT_LIMIT_BYTES:
             what = layer.media_type.rpartition(".")[2]
             raise CorruptManifest(

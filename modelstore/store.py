@@ -21,8 +21,10 @@ from modelstore.cache import LruCache
 from modelstore.digest import Digest
 from modelstore.errors import (
     BlobNotFound,
+    ChangedFile,
     CorruptManifest,
     DownloadUnderway,
+    IncompleteModel,
     ModelNotFound,
     StoreError,
     StoreNotWritable,
@@ -47,7 +49,14 @@ from modelstore.pruning import (
     prune_files,
     remove_partial,
 )
-from modelstore.records import TEXT_LIMIT_BYTES, Listing, Record, build_listing, build_record
+from modelstore.records import (
+    TEXT_LIMIT_BYTES,
+    Listing,
+    Record,
+    build_listing,
+    build_record,
+    read_part,
+)
 from modelstore.tree import (
     find_manifest,
     read_manifest,
@@ -131,7 +140,8 @@ class Store:
         """Everything about one model; its name comes back as it is spelled on disk.
 
         The large blobs are not looked at: see `check_files`.
-        Raises: InvalidName, ModelNotFound, CorruptManifest, BlobNotFound (a small layer is gone).
+        Raises: InvalidName, ModelNotFound, CorruptManifest, IncompleteModel (a small layer is
+        gone).
         """
         found, path = self._find(name)
         key = self._stamp(found, path)
@@ -156,11 +166,24 @@ class Store:
     def check_files(self, record: Record) -> None:
         """Checks that the files which the engine will open are there and unchanged.
 
-        Raises: BlobNotFound, ChangedFile.
+        Raises: IncompleteModel, ChangedFile.
         """
-        for digest in record.weight_digests:
-            self.blobs.check_in_place(digest)
-            self.blobs.size(digest)
+        self.check_blobs(record.name, record.weight_digests)
+
+    def check_blobs(self, name: ModelName, digests: Iterable[Digest]) -> None:
+        """Checks that these blobs of a model are there and unchanged.
+
+        Raises: IncompleteModel, ChangedFile.
+        """
+        model = name.display()
+        for digest in digests:
+            try:
+                self.blobs.check_in_place(digest)
+                self.blobs.size(digest)
+            except ChangedFile as error:
+                raise ChangedFile(error.name, error.problem, model) from error
+            except BlobNotFound as error:
+                raise IncompleteModel(model, digest.text) from error
 
     @contextlib.contextmanager
     def keep(self) -> Iterator[Keep]:
@@ -352,7 +375,9 @@ class Store:
     def _load(self, name: ModelName, path: Path) -> _Entry:
         data = read_manifest(name, path)
         manifest = decode_manifest(data, name.display())
-        config_bytes = self.blobs.read(manifest.config.digest, limit_bytes=TEXT_LIMIT_BYTES)
+        config_bytes = read_part(
+            self.blobs, manifest.config, name.display(), limit_bytes=TEXT_LIMIT_BYTES
+        )
         config = decode_config(config_bytes, name.display())
         modified_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
         digest = hashlib.sha256(data).hexdigest()

@@ -14,6 +14,9 @@ from cli.progress import ProgressLine
 from cli.storage_replies import Verdict, VerifyLine
 from modelstore.names import ModelName
 
+# Kinds of problems that a blob from the registry puts right.
+_REPAIRABLE = ("missing", "truncated", "corrupt")
+
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
@@ -28,7 +31,7 @@ def verify(
         list[str] | None, typer.Argument(help="Names of the models.", show_default="all")
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Pull again what is damaged or missing.")
+        bool, typer.Option("--repair", help="Fetch again what is damaged or missing.")
     ] = False,
 ) -> Job:
     """Check the models on the disk against their digests."""
@@ -59,11 +62,18 @@ def run_verify(options: VerifyOptions, context: Context) -> int:
         raise Failed("the daemon ended before everything was verified; its log says why")
     for verdict in verdicts:
         context.say(words(verdict))
+    if not options.repair and any(is_repairable(verdict) for verdict in verdicts):
+        context.note("`localrun verify --repair` fetches what is damaged or missing again")
     return 0 if all(verdict.ok for verdict in verdicts) else FAILED
 
 
 def words(verdict: Verdict) -> str:
-    """One line for a model that is well, and one more for each problem of another."""
-    if verdict.ok:
-        return f"{verdict.model}: {'repaired' if verdict.repaired else 'ok'}"
-    return "\n  ".join([f"{verdict.model}: damaged", *(one.text for one in verdict.problems)])
+    """One line for a model, and one more for each problem and for what was done."""
+    state = "repaired" if verdict.repaired else "ok" if verdict.ok else "damaged"
+    problems = [one.text for one in verdict.problems]
+    return "\n  ".join([f"{verdict.model}: {state}", *problems, *verdict.notes])
+
+
+def is_repairable(verdict: Verdict) -> bool:
+    """Tells whether a repair could help."""
+    return any(one.kind in _REPAIRABLE for one in verdict.problems)

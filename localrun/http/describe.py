@@ -74,7 +74,7 @@ class Describer:
     def describe(self, wanted: ShowModel, *, titled: bool) -> Description:
         """The long description; `titled` puts the name among the values of the header.
 
-        Raises InvalidName, ModelNotFound, CorruptManifest, BlobNotFound.
+        Raises InvalidName, ModelNotFound, CorruptManifest, IncompleteModel.
         """
         verbose = wanted.verbose
         record = self._store.resolve(wanted.model)

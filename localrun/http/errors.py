@@ -61,6 +61,8 @@ TABLE: dict[type[Exception], Row] = {
     store.InvalidDigest: Row(400, _BAD, "invalid_digest"),
     store.ModelNotFound: Row(404, "not_found_error", "model_not_found"),
     store.BlobNotFound: Row(404, "not_found_error", "blob_not_found"),
+    # Not 404: clients answer that with a pull, which would replace the model.
+    store.IncompleteModel: Row(500, code="incomplete_model"),
     store.DigestMismatch: Row(400, _BAD, "digest_mismatch"),
     store.CorruptManifest: Row(500, code="corrupt_manifest"),
     store.InvalidGGUF: Row(400, _BAD, "invalid_gguf"),

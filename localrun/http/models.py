@@ -62,7 +62,7 @@ class ModelsApi:
         return Response(text, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def show(self, request: ApiRequest) -> Response:
-        """Raises BadRequest, InvalidName, ModelNotFound, CorruptManifest, BlobNotFound."""
+        """Raises BadRequest, InvalidName, ModelNotFound, CorruptManifest, IncompleteModel."""
         wanted = await request.decoded(decode_show)
         # Copilot shows this as the model's title.
         is_copilot = request.headers.get("user-agent", "").startswith("GitHubCopilotChat/")

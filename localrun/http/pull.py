@@ -12,6 +12,7 @@ from localrun.http.requests import ApiRequest
 from localrun.http.threads import StepsInThread
 from localrun.service import TextService
 from localrun.wire.native_models import decode_pull
+from modelstore.manifest import Layer
 from modelstore.names import ModelName
 from modelstore.pull_names import GgufUrl, parse_pull
 from modelstore.registry.access import Access
@@ -53,6 +54,12 @@ class PullApi:
         for step in self._steps(name, insecure=False):
             if step.status != SUCCESS:
                 yield step
+
+    def fetch_blob(self, name: ModelName, layer: Layer) -> Iterator[Progress]:
+        """The steps of bringing one blob of a model that is here again, for a repair."""
+        from modelstore.pull import Puller  # as in `_steps`
+
+        yield from Puller(self._store, self._transfers, self._access).fetch_blob(name, layer)
 
     def _steps(self, source: ModelName | GgufUrl, *, insecure: bool) -> Iterator[Progress]:
         # Imported here, in the thread: most daemons run for days without a pull, and the HTTP

@@ -69,7 +69,7 @@ def table(
     pulling = PullApi(service, store, registries.access, registries.transfers)
     models, making = ModelsApi(service, store), CreateApi(service, store, pulling.fetch)
     pushing = PushApi(store, registries.access)
-    storage = StorageApi(service, store, pulling.fetch)
+    storage = StorageApi(service, store, pulling.fetch_blob)
     return [
         ("GET", "/", _root),
         ("GET", "/health", _health),

@@ -22,16 +22,16 @@ from modelstore.names import ModelName
 from modelstore.pruning import BY_COMMAND, PruneReport
 from modelstore.store import Store
 from modelstore.usage import Usage, usage
-from modelstore.verify import Fetch, Health, verify
+from modelstore.verify import FetchBlob, Health, verify
 
 # One disk serves one reader best; a second one need not wait for hours.
 _N_VERIFYING = 2
 
 
 class StorageApi:
-    """`/api/df`, `/api/prune`, `/api/verify`. `fetch` pulls a model for a repair."""
+    """`/api/df`, `/api/prune`, `/api/verify`. `fetch` brings one blob for a repair."""
 
-    def __init__(self, service: TextService, store: Store, fetch: Fetch | None = None) -> None:
+    def __init__(self, service: TextService, store: Store, fetch: FetchBlob | None = None) -> None:
         self._service = service
         self._store = store
         self._fetch = fetch
@@ -116,7 +116,9 @@ def _verdict(health: Health) -> wire.Verdict:
         wire.Trouble(one.kind, one.text, one.digest.text if one.digest else "")
         for one in health.problems
     ]
-    return wire.Verdict(health.model, health.is_well, health.is_repaired, problems)
+    return wire.Verdict(
+        health.model, health.is_well, health.is_repaired, problems, list(health.notes)
+    )
 
 
 def _files(pieces: Iterable[Piece]) -> wire.Files:

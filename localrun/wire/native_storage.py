@@ -125,13 +125,14 @@ class Trouble(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """What was found out about one model."""
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was found out about one model; `notes` tell what was done although nothing is wrong."""
 
     model: str
     ok: bool
     repaired: bool
     problems: list[Trouble]
+    notes: list[str] = []
 
 
 class Verified(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 Owns the state of one transfer: which parts are under way, what has failed, and the rule that a
 blob becomes visible only with the right hash. Knows neither registries nor HTTP: bytes come from a
-`Source`. Others watch it; they share one instance (see `transfers`).
+`Source`, and when that fails, from another one that somebody has offered. Others watch it; they
+share one instance (see `transfers`).
 
 Parts are handed out in order of offset. The first one goes alone until its answer has begun: a
 server that ignores ranges shows itself there, and then this one stream brings the whole file.
@@ -21,10 +22,12 @@ from modelstore.digest import Digest
 from modelstore.errors import (
     DigestMismatch,
     HostUnreachable,
+    RegistryError,
     Stopped,
     StoreError,
     TransferFailed,
 )
+from modelstore.transfer.choice import Choice, MakeSource
 from modelstore.transfer.effort import Effort, may_pass
 from modelstore.transfer.follower import Follower, hash_partial
 from modelstore.transfer.partial import Partial, locked
@@ -73,7 +76,6 @@ class _Part:
 
 
 Sink = Callable[[_Part, bytes], None]
-MakeSource = Callable[[threading.Event], Source]
 
 
 class Download:
@@ -84,9 +86,10 @@ class Download:
     ) -> None:
         self.wanted = wanted
         self._blobs = blobs
-        self._make_source = make_source
         self._effort = effort
         self._stop = threading.Event()
+        self._choice = Choice(self._stop)
+        self._choice.offer(wanted.model, make_source)
         self._changed = threading.Condition()
         self._state = State(0)
         self._errand = ""  # the note while bytes arrive
@@ -103,6 +106,14 @@ class Download:
     def start(self) -> None:
         """Begins."""
         self._thread.start()
+
+    def offer(self, model: str, make_source: MakeSource) -> None:
+        """Adds a source of the same bytes, those of another model; it serves when others fail."""
+        self._choice.offer(model, make_source)
+
+    def has_tried(self, model: str) -> bool:
+        """Tells whether the source that was offered for `model` has been read from."""
+        return self._choice.is_tried(model)
 
     def stop(self) -> None:
         """Asks it to end soon; what has arrived stays for another time."""
@@ -156,16 +167,16 @@ class Download:
         if expected is not None and self._blobs.exists(expected):
             return expected  # while we waited for the lock
         partial = Partial(self._blobs, wanted.key, wanted.total, wanted.model)
-        with contextlib.closing(partial), self._make_source(self._stop) as source:
+        with contextlib.closing(partial), contextlib.closing(self._choice):
             self._update(completed=partial.n_bytes, note="")
-            digest = self._fetch_parts(partial, source)
+            digest = self._fetch_parts(partial)
             if expected is not None and digest != expected:
-                self._repair(partial, source, expected, digest)
+                self._repair(partial, expected, digest)
                 digest = expected
             partial.publish(digest)
             return digest
 
-    def _fetch_parts(self, partial: Partial, source: Source) -> Digest:
+    def _fetch_parts(self, partial: Partial) -> Digest:
         gaps = partial.completed.gaps(partial.total)
         self._parts.extend(_Part(*piece) for piece in pieces(gaps, self._effort.part_bytes))
         follower = Follower(partial, self._stop, self._fail)
@@ -182,7 +193,7 @@ class Download:
         def work() -> None:
             try:
                 while (part := self._take()) is not None:
-                    self._fetch(part, source, store, restart)
+                    self._fetch(part, store, restart)
             except Exception as error:  # noqa: BLE001 - it ends the transfer
                 self._fail(error)
 
@@ -234,31 +245,34 @@ class Download:
 
     # -- one part, with its tries
 
-    def _fetch(self, part: _Part, source: Source, sink: Sink, restart: Callable[[], None]) -> None:
+    def _fetch(self, part: _Part, sink: Sink, restart: Callable[[], None]) -> None:
         n_failures = 0
         while part.at < part.end and not part.is_dropped:
             began = part.at
+            origin, source = self._choice.current()
             try:
                 self._receive(part, source, sink, restart)
                 return
             except StoreError as error:
                 if part.is_dropped:
                     return
-                if not may_pass(error):
+                is_meant = not may_pass(error)
+                if is_meant and not (isinstance(error, RegistryError) and len(self._choice) > 1):
                     raise
+                is_fresh = self._choice.pass_on(origin, for_good=is_meant)
                 if part.at - began >= self._effort.forgiving_bytes:
                     n_failures = 0
                 n_failures += 1
-                self._give_up_or_wait(n_failures, error)
+                self._give_up_or_wait(n_failures, error, at_once=is_fresh)
 
-    def _give_up_or_wait(self, n_failures: int, error: StoreError) -> None:
+    def _give_up_or_wait(self, n_failures: int, error: StoreError, *, at_once: bool) -> None:
         n_tries = self._effort.n_tries
         if n_failures >= n_tries:
             what = f"a part of blob {self.wanted.key.hex[:12]}"
             raise TransferFailed(what, n_tries, str(error)) from error
         _log.warning("%s: failure %d of a part: %s", self.wanted.model, n_failures, error)
         self._update(note=f"try {n_failures + 1} of {n_tries} after: {error}")
-        self._pause(self._effort.pause_s(n_failures))
+        self._pause(0 if at_once else self._effort.pause_s(n_failures))
 
     def _receive(
         self, part: _Part, source: Source, sink: Sink, restart: Callable[[], None]
@@ -294,8 +308,8 @@ class Download:
 
     # -- a wrong hash
 
-    def _repair(self, partial: Partial, source: Source, expected: Digest, found: Digest) -> None:
-        """Fetches the file again piece by piece until its hash is right.
+    def _repair(self, partial: Partial, expected: Digest, found: Digest) -> None:
+        """Fetches the file again piece by piece until its hash is right, from every source.
 
         The protocol has no hash of parts, so what came first is compared with what comes now.
         Raises: DigestMismatch when that does not help; nothing is kept then.
@@ -306,11 +320,14 @@ class Download:
         self._whole = None
         effort = self._effort
         order = repair_order(partial.total, effort.n_repair_pieces, effort.least_repair_bytes)
-        for start, end in order:
-            self._fetch(_Part(start, end), source, repair.compare, lambda: None)
-            self._check()
-            if repair.is_right or repair.test():
-                return
+        for _ in range(len(self._choice)):
+            # Another one first: from here came what is wrong.
+            self._choice.pass_on(self._choice.current()[0])
+            for start, end in order:
+                self._fetch(_Part(start, end), repair.compare, lambda: None)
+                self._check()
+                if repair.is_right or repair.test():
+                    return
         partial.drop()
         raise DigestMismatch(expected.text, found.text)
 

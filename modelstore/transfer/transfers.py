@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modelstore.blobs import Blobs
-from modelstore.transfer.download import Download, MakeSource, Wanted
+from modelstore.transfer.choice import MakeSource
+from modelstore.transfer.download import Download, Wanted
 from modelstore.transfer.effort import Effort
+
+# With the size: one that somebody is wrong about comes to nothing, and must not for the others.
+_Key = tuple[Path, str, int]
 
 
 class Transfers:
@@ -21,13 +25,16 @@ class Transfers:
         self.effort = effort or Effort()
         self.stopping = threading.Event()  # set by `close`; ends other requests too
         self._lock = threading.Lock()
-        self._running: dict[tuple[Path, str], Download] = {}
+        self._running: dict[_Key, Download] = {}
         self._n_interested: dict[Download, int] = {}
 
     @contextlib.contextmanager
     def join(self, blobs: Blobs, wanted: Wanted, make_source: MakeSource) -> Iterator[Download]:
-        """The transfer of `wanted`, begun if need be; who leaves the block is not interested."""
-        key = (blobs.folder, wanted.key.hex)
+        """The transfer of `wanted`, begun if need be; who leaves the block is not interested.
+
+        One that runs already is offered `make_source` as well.
+        """
+        key = (blobs.folder, wanted.key.hex, wanted.total)
         with self._lock:
             download = self._running.get(key)
             if download is None or download.is_over:
@@ -36,6 +43,8 @@ class Transfers:
                 self._running[key] = download
                 self._n_interested[download] = 0
                 download.start()
+            else:
+                download.offer(wanted.model, make_source)
             self._n_interested[download] += 1
         try:
             yield download
@@ -52,7 +61,7 @@ class Transfers:
         for download in running:
             download.join(timeout_s)
 
-    def _leave(self, key: tuple[Path, str], download: Download) -> None:
+    def _leave(self, key: _Key, download: Download) -> None:
         with self._lock:
             self._n_interested[download] -= 1
             if self._n_interested[download]:

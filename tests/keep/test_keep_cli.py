@@ -101,7 +101,7 @@ def verdicts(*models: dict[str, Any]) -> Reply:
 
 def test_verify_prints_a_line_for_each_model_and_what_is_wrong(stub: Stub, shell: Shell) -> None:
     bad = {"model": "b:1", "ok": False, "problems": [{"text": "is broken"}, {"text": "is gone"}]}
-    well = [{"model": "a:1"}, {"model": "c:1", "repaired": True}]
+    well: list[dict[str, Any]] = [{"model": "a:1"}, {"model": "c:1", "repaired": True}]
     stub.on("POST", "/api/verify", verdicts(*well))
     result = shell("verify", "a", "c", "--repair")
     assert (result.code, result.out) == (0, "a:1: ok\nc:1: repaired\n")
@@ -114,6 +114,12 @@ def test_verify_prints_a_line_for_each_model_and_what_is_wrong(stub: Stub, shell
     stub.on("POST", "/api/verify", verdicts(well[0], bad))
     result = shell("verify")
     assert (result.code, result.out) == (1, "a:1: ok\nb:1: damaged\n  is broken\n  is gone\n")
+    assert "--repair" not in result.err
+    bad["problems"] = [{"text": "is gone", "kind": "missing"}]
+    stub.on("POST", "/api/verify", verdicts({**well[0], "notes": ["was touched"]}, bad))
+    result = shell("verify")
+    assert result.out == "a:1: ok\n  was touched\nb:1: damaged\n  is gone\n"
+    assert "`localrun verify --repair`" in result.err
     assert " 50%" in shell("verify", is_terminal=True).err
 
 

@@ -378,13 +378,14 @@ def test_a_damaged_model_is_found_set_aside_and_told(
     assert blob.with_name(blob.name + "-corrupt").exists()
     # In memory it is what it was.
     assert list(answer)[-1]["eval_count"] == 200
-    refusal = daemon.json("POST", "/api/generate", {"model": name, "prompt": "hi"}, status=404)
+    refusal = daemon.json("POST", "/api/generate", {"model": name, "prompt": "hi"}, status=500)
     assert "is not in the store" in refusal["error"]
+    assert f"`localrun verify --repair {name}`" in refusal["error"]
     assert daemon.chat("good", "hi")["message"]["content"] == "good"
     assert "corrupt, set aside" in cli(daemon, "df")[1]
     code, out, _ = cli(daemon, "verify", name, "--repair")
     assert code == 1
-    assert "cannot be repaired: `localhost` is not contacted" in out
+    assert "not repaired: `localhost` is not contacted" in out
     copy_in(daemon, name, bad)
     assert cli(daemon, "verify")[0] == 0
 

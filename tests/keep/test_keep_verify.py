@@ -2,16 +2,18 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from modelstore.digest import Digest
-from modelstore.errors import BlobNotFound, ModelNotFound
+from modelstore.errors import BlobNotFound, ChangedFile, ModelNotFound, ServerRefused
+from modelstore.manifest import Layer
 from modelstore.names import ModelName
 from modelstore.pruning import PruneRules
 from modelstore.sources import Progress
-from modelstore.store import Store
+from modelstore.store import MARKER_NAME, Store
 from modelstore.verify import Health, verify
 from tests.modelstore.store_writer import CONFIG, add, blob_files, manifest, path_of
 
@@ -108,14 +110,62 @@ def test_a_file_in_place_is_checked_by_its_record_and_by_its_content(
     store.write_manifest("m", described)
     assert healths(store)["m:latest"].is_well
     before = outside.stat()
-    with outside.open("r+b") as file:
-        file.write(b"x")
-    assert kinds(healths(store)["m:latest"]) == ["changed"]
-    os.utime(outside, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a failing disk would
-    assert kinds(healths(store)["m:latest"]) == ["corrupt"]
-    assert outside.stat().st_size == len(WEIGHTS), "the file is not ours to remove"
-    assert not store.blobs.path(BLOB).is_symlink()
-    assert kinds(healths(store)["m:latest"]) == ["missing"]
+    for times in (None, (before.st_atime_ns, before.st_mtime_ns)):  # the latter: a failing disk
+        with outside.open("r+b") as file:
+            file.write(b"x")
+        if times is not None:
+            os.utime(outside, ns=times)
+        for options in ({}, {"repair": True, "fetch": never}):
+            (problem, *reasons) = healths(store, **options)["m:latest"].problems
+            assert problem.kind == "changed"
+            assert "`w.gguf`, used in place, has another content" in problem.text
+            assert len(reasons) == ("fetch" in options)
+        assert outside.stat().st_size == len(WEIGHTS), "the file is not ours to remove"
+        assert store.blobs.path(BLOB).is_symlink()
+        with pytest.raises(ChangedFile, match="`localrun verify m:latest`"):
+            store.check_files(store.resolve("m"))
+        outside.write_bytes(WEIGHTS)
+        (note,) = healths(store)["m:latest"].notes
+        assert "`w.gguf`" in note
+        store.check_files(store.resolve("m"))
+        assert healths(store)["m:latest"].notes == ()
+    outside.unlink()
+    assert kinds(healths(store, repair=True, fetch=never)["m:latest"]) == ["changed", "unrepaired"]
+    copy = tmp_path / "copy"
+    copy.write_bytes(WEIGHTS)
+    copy.rename(outside)
+    assert healths(store)["m:latest"].is_well
+    store.check_files(store.resolve("m"))
+
+
+def never(name: ModelName, layer: Layer) -> Iterator[Progress]:
+    raise AssertionError("a file in place is not fetched")
+    yield
+
+
+def test_a_folder_of_somebody_else_is_only_reported_on_until_a_repair(store: Store) -> None:
+    add(store, "m", WEIGHTS)
+    (store.root / MARKER_NAME).unlink()
+    store.blobs.path(BLOB).write_bytes(b"damaged")
+    before = blob_files(store)
+    (problem,) = healths(store)["m:latest"].problems
+    assert "`--repair` sets it aside" in problem.text
+    assert blob_files(store) == before
+    found = healths(store, repair=True)["m:latest"]
+    assert kinds(found) == ["missing", "unrepaired"]
+    assert BLOB.file_name + "-corrupt" in blob_files(store)
+
+
+def test_a_size_that_only_the_manifest_has_is_reported_and_not_listed(store: Store) -> None:
+    made = manifest(store, WEIGHTS)
+    (layer,) = made.layers
+    store.write_manifest("m", replace(made, layers=(replace(layer, size_bytes=10**12),)))
+    (problem,) = healths(store)["m:latest"].problems
+    assert problem.kind == "size"
+    assert "has 3000000 bytes, and the manifest says 1000000000000" in problem.text
+    assert kinds(healths(store, repair=True, fetch=never)["m:latest"]) == ["size", "unrepaired"]
+    (listing,) = store.list()
+    assert listing.size_bytes == len(WEIGHTS) + len(CONFIG)
 
 
 def test_a_broken_manifest_is_reported_beside_the_others(store: Store) -> None:
@@ -154,15 +204,17 @@ def test_a_repair_pulls_what_is_damaged_and_looks_again(store: Store) -> None:
     add(store, "bad", WEIGHTS)
     add(store, "good", b"other")
     store.blobs.path(BLOB).write_bytes(b"x" * 3_000_000)
+    before = path_of(store, "bad", "latest").read_bytes()
     asked = []
 
-    def fetch(name: ModelName) -> Iterator[Progress]:
-        asked.append(name.display())
-        yield Progress("pulling manifest")
+    def fetch(name: ModelName, layer: Layer) -> Iterator[Progress]:
+        asked.append((name.display(), layer.digest))
+        yield Progress("pulling")
         store.blobs.ingest([WEIGHTS], BLOB)
 
     found = healths(store, repair=True, fetch=fetch)
-    assert asked == ["bad:latest"]
+    assert asked == [("bad:latest", BLOB)]
+    assert path_of(store, "bad", "latest").read_bytes() == before
     assert found["bad:latest"].is_repaired
     assert found["bad:latest"].is_well
     assert not found["good:latest"].is_repaired
@@ -174,14 +226,17 @@ def test_a_repair_that_fails_says_why_and_goes_on(store: Store) -> None:
         add(store, name, name.encode())
         store.blobs.delete(Digest.of(name.encode()))
 
-    def fetch(name: ModelName) -> Iterator[Progress]:
+    def fetch(name: ModelName, layer: Layer) -> Iterator[Progress]:
         if name.model == "a":
-            raise ModelNotFound(name.display())
-        yield Progress("pulling manifest")
+            raise ServerRefused("h", 404, "blob")
+        yield Progress("pulling")
 
     found = healths(store, repair=True, fetch=fetch)
     assert kinds(found["a:latest"]) == ["missing", "unrepaired"]
-    assert "not found" in found["a:latest"].problems[1].text
+    assert found["a:latest"].problems[1].text == (
+        "not repaired: the registry does not have this blob; `localrun pull a:latest` would "
+        "replace the model"
+    )
     assert kinds(found["b:latest"]) == ["missing"], "the pull brought nothing"
     assert kinds(healths(store, "b", repair=True)["b:latest"]) == ["missing", "unrepaired"]
 

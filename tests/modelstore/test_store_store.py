@@ -91,7 +91,8 @@ def test_a_model_is_resolved_with_all_its_parts(store: Store) -> None:
     assert record.model_path == store.blobs.path(Digest.of(b"weights"))
     assert [path.read_bytes() for path in record.adapter_paths] == [b"lora"]
     assert [path.read_bytes() for path in record.projector_paths] == [b"clip"]
-    assert record.size_bytes == record.manifest.size_bytes
+    layers = (record.manifest.config, *record.manifest.layers)
+    assert record.size_bytes == sum(layer.size_bytes for layer in layers)
     path = store.root / "manifests" / DEFAULT_HOST / "user" / "m" / "7b"
     assert record.digest == hashlib.sha256(path.read_bytes()).hexdigest()
     assert record.modified_at == datetime.fromtimestamp(path.stat().st_mtime, UTC)

@@ -577,6 +577,30 @@ def test_run_pulls_what_is_not_here(
     assert (out, err.splitlines()[-1]) == ("pulled\n", "success")
 
 
+def test_a_model_without_its_blobs_is_repaired_and_never_replaced(
+    start_daemon: Start, registry: FaultyRegistry, gguf: Make, tmp_path: Path
+) -> None:
+    old = gguf(10_000, pieces=["old"])
+    registry.put("a/b", (MODEL_TYPE, old))
+    daemon = start_daemon(REGISTRIES=f"http://{registry.host}")
+    name = f"{registry.host}/a/b:latest"
+    pulled(daemon, name)
+    registry.put("a/b", (MODEL_TYPE, gguf(20_000, pieces=["new"])))
+    blob = tmp_path / "models" / "blobs" / digest_of(old).replace(":", "-")
+    blob.unlink()
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text(f"FROM {name}\nSYSTEM x\n")
+    for command in (["run", name, "hi"], ["create", "other", "-f", str(modelfile)]):
+        process = cli(daemon, *command)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (1, "")
+        assert f"`localrun verify --repair {name}`" in err
+    assert names(daemon) == [name]
+    out, _ = cli(daemon, "verify", "--repair", name).communicate(timeout=60)
+    assert out == f"{name}: repaired\n"
+    assert daemon.chat(name, "hi")["message"]["content"] == "old"
+
+
 def test_ctrl_c_ends_the_command_and_the_transfer(
     start_daemon: Start, registry: FaultyRegistry, gguf: Make
 ) -> None:

@@ -17,6 +17,7 @@ from modelstore.errors import (
     BadManifest,
     BadReply,
     HostUnreachable,
+    IncompleteModel,
     InvalidGGUF,
     ManifestNotFound,
     StoreError,
@@ -32,6 +33,7 @@ from modelstore.registry.web import Web
 from modelstore.sources import Progress
 from modelstore.store import Store
 from modelstore.transfer.transfers import Transfers
+from modelstore.verify import Health, verify
 
 Make = Callable[..., bytes]
 
@@ -121,6 +123,64 @@ def test_a_pull_that_fails_leaves_the_model_that_was_there(
         list(puller.pull(name))
     assert puller.store.resolve(name) == before
     puller.store.check_files(before)
+
+
+def test_a_repair_brings_the_blobs_of_the_model_that_is_here(
+    puller: Puller, registry: FaultyRegistry, gguf: Make
+) -> None:
+    old, new = gguf(10_000), gguf(20_000)
+    name = f"{registry.host}/a/b"
+    registry.put("a/b", (MODEL_TYPE, old), (TEMPLATE_TYPE, b"t"))
+    list(puller.pull(name))
+    registry.put("a/b", (MODEL_TYPE, new))
+    store = puller.store
+    before = store.manifest_bytes(name)
+    for data in (old, b"t"):
+        store.blobs.delete(Digest.of(data))
+    with pytest.raises(IncompleteModel, match="localrun verify --repair"):
+        store.resolve(name)
+
+    def repaired() -> Health:
+        *_, health = verify(store, [name], repair=True, fetch=puller.fetch_blob)
+        assert isinstance(health, Health)
+        return health
+
+    assert repaired().is_repaired
+    assert store.manifest_bytes(name) == before
+    store.check_files(store.resolve(name))
+    assert not registry.of(new)
+    assert verify_is_quiet(store)
+    # Gone from there too: the model stays what it is.
+    for data in (old, b"t"):
+        store.blobs.delete(Digest.of(data))
+    del registry.blobs[Digest.of(old).text]
+    texts = [problem.text for problem in repaired().problems]
+    assert len(texts) == 2
+    assert texts[1] == (
+        "not repaired: the registry does not have this blob; "
+        f"`localrun pull {name}:latest` would replace the model"
+    )
+    assert store.blobs.exists(Digest.of(b"t"))
+    assert store.manifest_bytes(name) == before
+
+
+def verify_is_quiet(store: Store) -> bool:
+    return all(step.is_well for step in verify(store) if isinstance(step, Health))
+
+
+def test_a_manifest_with_another_size_of_a_blob_that_is_here_is_refused(
+    puller: Puller, registry: FaultyRegistry, gguf: Make
+) -> None:
+    data = gguf(10_000)
+    manifest = registry.put("a/b", (MODEL_TYPE, data))
+    list(puller.pull(f"{registry.host}/a/b"))
+    size_before = puller.store.list()[0].size_bytes
+    wrong = manifest.replace(b'"size": 10000', b'"size": 10000000000000')
+    assert wrong != manifest
+    registry.manifests["/v2/a/wrong/manifests/latest"] = wrong
+    with pytest.raises(BadManifest, match="has 10000000000000 bytes, and it has 10000"):
+        list(puller.pull(f"{registry.host}/a/wrong"))
+    assert [one.size_bytes for one in puller.store.list()] == [size_before]
 
 
 def test_an_unknown_model_has_the_words_that_clients_compare(

@@ -1,5 +1,6 @@
 """One blob on its way here: parts, tries, repair, resumption, sharing, disks that are full."""
 
+import contextlib
 import errno
 import os
 import random
@@ -32,6 +33,7 @@ from modelstore.pull import Puller
 from modelstore.registry.access import Pace
 from modelstore.sources import Progress
 from modelstore.store import Store
+from modelstore.transfer.choice import Choice
 from modelstore.transfer.effort import Effort, may_pass
 from modelstore.transfer.partial import Journal, Partial, read_journal
 from modelstore.transfer.ranges import RangeSet, pieces, repair_order
@@ -357,6 +359,76 @@ def test_two_pulls_share_one_transfer_and_one_may_leave(
     assert followed(second)[-1].status == "success"
     assert registry.n_bytes == len(data) + 23
     assert puller.store.blobs.path(Digest.of(data)).read_bytes() == data
+
+
+@pytest.mark.parametrize("fault", [Fault(stall_at=500_000), Fault(status=403), Fault(flip_at=9)])
+def test_a_shared_transfer_goes_on_from_the_source_of_the_other(
+    puller: Puller, registry: FaultyRegistry, gguf: Make, fault: Fault
+) -> None:
+    data = gguf(SIZE)
+    gate = threading.Event()
+    bad = replace(fault, gate=gate)
+    stall_s = 60.0 if fault.stall_at is None else 1.0
+    puller = replace(puller, access=replace(puller.access, pace=Pace(5.0, stall_s)))
+    registry.put("bad/b", (MODEL_TYPE, data))
+    registry.put("good/b", (MODEL_TYPE, data))
+    registry.plan = only(data, lambda asked: bad if "/bad/" in asked.path else None)
+    first, second = puller.pull(f"{registry.host}/bad/b"), puller.pull(f"{registry.host}/good/b")
+    for steps in (first, second):
+        next(step for step in steps if step.digest)
+    gate.set()
+    assert followed(second)[-1].status == "success"
+    assert followed(first)[-1].status == "success"
+    assert puller.store.blobs.path(Digest.of(data)).read_bytes() == data
+    assert any("/good/" in asked.path for asked in registry.of(data))
+
+
+def test_whoever_joined_a_transfer_that_fails_before_his_turn_begins_his_own(
+    puller: Puller, registry: FaultyRegistry, gguf: Make
+) -> None:
+    data = gguf(SIZE)
+    gate = threading.Event()
+    registry.put("bad/b", (MODEL_TYPE, data))
+    registry.put("good/b", (MODEL_TYPE, data))
+    registry.plan = only(
+        data, lambda asked: Fault(status=500, gate=gate) if "/bad/" in asked.path else None
+    )
+    patient = replace(puller.access, pace=Pace(5.0, 60.0))  # the gate is no stall
+    puller = Puller(puller.store, Transfers(replace(QUICK, n_tries=1)), patient)
+    first, second = puller.pull(f"{registry.host}/bad/b"), puller.pull(f"{registry.host}/good/b")
+    for steps in (first, second):
+        next(step for step in steps if step.digest)
+    gate.set()
+    with pytest.raises(TransferFailed):
+        followed(first)
+    assert followed(second)[-1].status == "success"
+
+
+def test_sources_take_turns_when_they_fail() -> None:
+    made = []
+
+    def maker(name: str) -> Callable[[threading.Event], Any]:
+        def make(stop: threading.Event) -> Any:
+            made.append(name)
+            return contextlib.nullcontext(name)
+
+        return make
+
+    choice = Choice(threading.Event())
+    choice.offer("a", maker("a"))
+    choice.offer("a", maker("not again"))
+    assert choice.current() == ("a", "a")
+    assert not choice.pass_on("a", for_good=True), "the only one stays"
+    choice.offer("b", maker("b"))
+    assert choice.current()[0] == "b", "the other one has failed"
+    choice.offer("c", maker("c"))
+    assert choice.pass_on("a"), "another part has turned already"
+    assert not choice.is_tried("c")
+    assert choice.pass_on("b") is False, "a has failed before"
+    assert choice.pass_on("a", for_good=True)
+    assert (choice.current()[0], len(choice)) == ("c", 2)
+    assert made == ["a", "b", "c"]
+    choice.close()
 
 
 def test_whoever_waits_hears_something_all_the_time(
