@@ -233,7 +233,7 @@ class DownloadUnderway(StoreError):
 
 
 class DiskFull(StoreError):
-    """The store's file system has no room for the file."""
+    """The store's file system has no room; `needed_bytes` is 0 for what takes a few KB."""
 
     def __init__(self, needed_bytes: int, free_bytes: int) -> None:
         super().__init__(needed_bytes, free_bytes)
@@ -241,6 +241,11 @@ class DiskFull(StoreError):
         self.free_bytes = free_bytes
 
     def __str__(self) -> str:
+        if not self.needed_bytes:
+            return (
+                "the disk of the model store is full: a few KB are needed, "
+                f"{self.free_bytes} bytes are free"
+            )
         return (
             f"not enough disk space for the model: needs {self.needed_bytes} bytes, "
             f"{self.free_bytes} are free"

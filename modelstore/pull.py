@@ -15,12 +15,11 @@ from modelstore.digest import Digest
 from modelstore.errors import (
     BadManifest,
     CorruptManifest,
-    DiskFull,
     InvalidDigest,
     StoreError,
     UnsupportedFormat,
 )
-from modelstore.files import free_bytes
+from modelstore.files import check_room
 from modelstore.gguf import read_header
 from modelstore.keep import Keep
 from modelstore.manifest import (
@@ -176,9 +175,7 @@ class Puller:
             for digest, total in sizes.items()
             if not blobs.exists(digest)
         )
-        free = free_bytes(blobs.folder)
-        if needed > free > 0:
-            raise DiskFull(needed, free)
+        check_room(blobs.folder, needed)
 
     def _check_blobs(self, keep: Keep, name: ModelName, manifest: Manifest) -> None:
         """Raises: InvalidGGUF, BadManifest; what is unusable does not stay."""

@@ -299,7 +299,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(tmp_path):
 
 
 def test_an_upload_that_the_store_refuses_is_not_read_to_its_end(tmp_path, monkeypatch):
-    def full(self, chunks, expected):
+    def full(self, chunks, expected, *, total_bytes):
         next(iter(chunks))
         raise DiskFull(5, 4)
 
@@ -312,6 +312,17 @@ def test_an_upload_that_the_store_refuses_is_not_read_to_its_end(tmp_path, monke
         return await exchange.run()
 
     assert asyncio.run(main())[0] == 507
+
+
+def test_an_upload_that_cannot_fit_is_refused_before_it_comes(tmp_path):
+    async def main():
+        exchange = upload(tmp_path / "store")
+        exchange.scope["headers"].append((b"content-length", b"%d" % (1 << 60)))
+        return await exchange.run()  # nobody sends a byte
+
+    status, _, body = asyncio.run(main())
+    assert status == 507
+    assert f"needs {1 << 60} bytes" in json.loads(body)["error"]
 
 
 def test_create_from_a_blob(tmp_path, gguf):

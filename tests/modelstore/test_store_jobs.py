@@ -5,10 +5,10 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from modelstore import blobs as blobs_module
 from modelstore.create import CreateRequest, Progress, create
 from modelstore.errors import (
     DiskFull,
@@ -170,7 +170,8 @@ def test_what_is_not_right_never_becomes_visible(
 def test_room_is_checked_before_the_job_begins(
     store: Store, f16_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs_module, "free_bytes", lambda _: 100)
+    disk = SimpleNamespace(total=1 << 40, free=100)
+    monkeypatch.setattr("modelstore.files.shutil.disk_usage", lambda folder: disk)
     with pytest.raises(DiskFull) as caught:
         make(store, path=f16_path, quantize="F16", job=script("sys.exit(70)"))
     assert caught.value.free_bytes == 100

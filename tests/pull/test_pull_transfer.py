@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -382,6 +383,7 @@ from modelstore.registry.address import parse_registry
 from modelstore.store import Store
 from modelstore.transfer.transfers import Transfers
 from pathlib import Path
+from types import SimpleNamespace
 
 root, host = sys.argv[1:]
 puller = Puller(Store(Path(root)), Transfers(), Access((parse_registry("http://" + host),)))
@@ -449,7 +451,8 @@ def test_a_blob_that_cannot_fit_is_refused_before_it_is_asked_for(
 ) -> None:
     data = gguf(SIZE)
     name = offer(registry, data)
-    monkeypatch.setattr("modelstore.pull.free_bytes", lambda folder: 1_000_000)
+    disk = SimpleNamespace(total=1 << 40, free=1_000_000)
+    monkeypatch.setattr("modelstore.files.shutil.disk_usage", lambda folder: disk)
     with pytest.raises(DiskFull) as caught:
         followed(puller.pull(name))
     assert (caught.value.needed_bytes, caught.value.free_bytes) == (len(data) + 23, 1_000_000)
