@@ -175,13 +175,20 @@ class Blobs:
         Raises: ChangedFile when it vanished or is another file by size, time or inode.
         """
         path = self.path(digest)
-        if path.is_symlink():
+        if not path.is_symlink():
+            return
+        try:
             check_link(path, self._sidecar(digest))
+        except (ChangedFile, FileNotFoundError):
+            if path.is_symlink():  # else it was removed meanwhile, with all that belongs to it
+                raise
 
     def in_place_source(self, digest: Digest) -> Path | None:
         """The file that a linked blob points to; None for a stored blob."""
-        path = self.path(digest)
-        return Path(os.readlink(path)) if path.is_symlink() else None
+        try:
+            return Path(os.readlink(self.path(digest)))
+        except OSError:
+            return None
 
     def delete(self, digest: Digest) -> None:
         """Removes a blob if it is there; of a file in place only the link goes.

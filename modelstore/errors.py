@@ -44,14 +44,19 @@ class InvalidDigest(StoreError):
 
 
 class ModelNotFound(StoreError):
-    """No manifest exists under this name, in any spelling."""
+    """No manifest exists under this name, in any spelling.
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    `pull_problem` says why it could not be pulled either, where that was tried.
+    """
+
+    def __init__(self, name: str, pull_problem: str = "") -> None:
+        super().__init__(name, pull_problem)
         self.name = name
+        self.pull_problem = pull_problem
 
     def __str__(self) -> str:
-        return f"model '{self.name}' not found"
+        tried = f", and it cannot be pulled: {self.pull_problem}" if self.pull_problem else ""
+        return f"model '{self.name}' not found{tried}"
 
 
 class BlobNotFound(StoreError):

@@ -49,7 +49,11 @@ class ProgressResponse:
         try:
             await while_connected(receive, self._serve(scope, receive, send))
         finally:
-            await self._on_end()
+            try:
+                await self._on_end()
+            except Exception:  # noqa: BLE001 - whatever it is, the answer is out
+                # Its client must not lose the connection over what comes after.
+                _log.exception("what follows an operation of the store has failed")
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._steps):

@@ -425,3 +425,12 @@ def test_a_client_that_leaves_ends_the_making(root, monkeypatch, stream):
 
     asyncio.run(main())
     assert is_closed.wait(30)
+
+
+def test_what_follows_an_operation_cannot_spoil_its_answer(root):
+    class Broken(ScriptedService):
+        async def unload_unnamed(self):
+            raise OSError("the folder is gone")
+
+    body = {"model": "new", "from": "tiny", "stream": False}
+    assert ask(root, "POST", "/api/create", body, service=Broken()) == (200, {"status": "success"})
