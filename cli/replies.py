@@ -13,9 +13,13 @@ from msgspec import Struct, field
 
 
 class Failure(Struct):
-    """The body of every refusal, and the last line of a stream that failed."""
+    """The body of every refusal, and the last line of a stream that failed.
+
+    `code` is ours, and names the kind of a failure in the middle of a long operation.
+    """
 
     error: str = ""
+    code: str = ""
 
 
 class Version(Struct):

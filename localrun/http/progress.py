@@ -88,7 +88,7 @@ class ProgressResponse:
         except ReaderStalled:
             raise
         except Exception as error:  # noqa: BLE001 - it becomes the last line of the stream
-            return ndjson(fault_of(error)[1].native())
+            return ndjson(fault_of(error)[1].last_line())
         return b""
 
 

@@ -252,10 +252,10 @@ class Download:
                 self._give_up_or_wait(n_failures, error)
 
     def _give_up_or_wait(self, n_failures: int, error: StoreError) -> None:
-        n_tries = self._effort.n_tries
+        n_tries = self._effort.tries_after(error)
         if n_failures >= n_tries:
             what = f"a part of blob {self.wanted.key.hex[:12]}"
-            raise TransferFailed(what, n_tries, str(error)) from error
+            raise TransferFailed(what, n_failures, str(error)) from error
         _log.warning("%s: failure %d of a part: %s", self.wanted.model, n_failures, error)
         self._update(note=f"try {n_failures + 1} of {n_tries} after: {error}")
         self._pause(self._effort.pause_s(n_failures))

@@ -368,7 +368,8 @@ def test_a_stranger_names_no_file_of_this_machine(root, gguf, where):
     [
         ({}, 400, "neither 'from' or 'files' was specified"),
         # It would be pulled, but not from there.
-        ({"from": "127.0.0.1:1/a/nope"}, 403, "LOCALRUN_REGISTRIES"),
+        ({"from": "127.0.0.1:1/a/nope"}, 404, "not found, and it cannot be pulled: `127.0.0.1"),
+        ({"from": "127.0.0.1:1/a/nope"}, 404, "LOCALRUN_REGISTRIES"),
         ({"files": {"../a": DIGEST}}, 400, "file path must be relative"),
         ({"files": {"a.gguf": ""}}, 400, "invalid digest format"),
         ({"path": "/etc/passwd"}, 403, "is not a GGUF file"),
@@ -395,7 +396,7 @@ def test_a_failure_on_the_way(root, monkeypatch, stream):
     status, reply = ask(root, "POST", "/api/create", {"model": "new", "stream": stream})
     if stream:
         first, last = steps(reply)
-        assert (status, first, list(last)) == (200, {"status": "one"}, ["error"])
+        assert (status, first, last["code"]) == (200, {"status": "one"}, "disk_full")
     else:
         assert status == 507
 

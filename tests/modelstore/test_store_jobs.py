@@ -14,6 +14,7 @@ from modelstore.errors import (
     DiskFull,
     InvalidCreate,
     JobFailed,
+    ManifestNotFound,
     ModelNotFound,
     UnsupportedFormat,
 )
@@ -245,3 +246,16 @@ def test_a_model_that_cannot_be_fetched_is_the_fetchers_error(store: Store) -> N
     with pytest.raises(ModelNotFound, match="far:latest"):
         list(create(store, request, check_parameters=checked, fetch=fetch))
     assert store.list() == []
+
+
+def test_a_model_that_cannot_be_pulled_is_called_missing_with_the_reason(store: Store) -> None:
+    def fetch(name: ModelName) -> Iterator[Progress]:
+        raise ManifestNotFound(name.full())
+        yield
+
+    request = CreateRequest("child", from_="far")
+    with pytest.raises(ModelNotFound) as caught:
+        list(create(store, request, check_parameters=checked, fetch=fetch))
+    assert str(caught.value).startswith(
+        "model 'far:latest' not found, and it cannot be pulled: pull model manifest: file does not"
+    )

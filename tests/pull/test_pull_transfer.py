@@ -95,6 +95,12 @@ def test_what_may_pass(error: Any, expected: bool) -> None:
     assert may_pass(error) is expected
 
 
+def test_a_reply_that_is_none_is_tried_twice() -> None:
+    assert Effort().tries_after(BadReply("h", "html")) == 2
+    assert Effort(n_tries=1).tries_after(BadReply("h", "html")) == 1
+    assert Effort().tries_after(HostUnreachable("h", "reset")) == 6
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -273,19 +279,19 @@ def test_stalls_and_resets_are_tried_again_from_the_last_good_byte(
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "words", "n_tries"),
     [
-        (Fault(stall_at=0), "stalled"),
-        (Fault(status=500), "status 500"),
-        (Fault(status=429), "status 429"),
-        (Fault(html=True), "page of HTML"),
-        (Fault(claims_total=5), "a part of 5 bytes"),
-        (Fault(starts_off_by=1), "were asked for"),
-        (Fault(whole=True, claims_total=SIZE + 1), "bytes where"),
+        (Fault(stall_at=0), "stalled", 6),
+        (Fault(status=500), "status 500", 6),
+        (Fault(status=429), "status 429", 6),
+        (Fault(html=True), "page of HTML", 2),
+        (Fault(claims_total=5), "a part of 5 bytes", 2),
+        (Fault(starts_off_by=1), "were asked for", 2),
+        (Fault(whole=True, claims_total=SIZE + 1), "bytes where", 2),
     ],
 )
 def test_a_server_that_never_behaves_ends_with_one_error(
-    puller: Puller, registry: FaultyRegistry, gguf: Make, fault: Fault, words: str
+    puller: Puller, registry: FaultyRegistry, gguf: Make, fault: Fault, words: str, n_tries: int
 ) -> None:
     data = gguf(SIZE)
     name = offer(registry, data)
@@ -294,7 +300,7 @@ def test_a_server_that_never_behaves_ends_with_one_error(
         followed(puller.pull(name))
     assert words in str(caught.value)
     assert "secret of the server" not in str(caught.value)
-    assert sum(asked.start == 0 for asked in registry.of(data)) == 6
+    assert sum(asked.start == 0 for asked in registry.of(data)) == n_tries
     assert puller.store.list() == []
 
 
