@@ -31,12 +31,16 @@ class Version(Struct):
 
 
 class ListedModel(Struct):
-    """A row of `/api/tags`; `size` is bytes, `digest` the manifest's SHA-256 in hex."""
+    """A row of `/api/tags`; `size` is bytes, `digest` the manifest's SHA-256 in hex.
+
+    `incomplete`: it cannot run, since weights are missing or changed.
+    """
 
     name: str
     digest: str = ""
     size: int = 0
     modified_at: datetime | None = None
+    incomplete: bool = False
 
 
 class Tags(Struct):
@@ -206,3 +210,4 @@ class Shown(Struct):
     template_origin: str = ""
     projector_info: dict[str, Any] = field(default_factory=dict)
     requires: str = ""
+    problem: str = ""

@@ -307,19 +307,24 @@ class HostUnreachable(RegistryError):
 
 
 class ServerRefused(RegistryError):
-    """`host` answered with an HTTP status that says no; `what` is what was asked for."""
+    """`host` answered with an HTTP status that says no; `what` is what was asked for.
 
-    def __init__(self, host: str, status: int, what: str, proxy: str = "") -> None:
-        super().__init__(host, status, what, proxy)
+    `hint` is what may help.
+    """
+
+    def __init__(self, host: str, status: int, what: str, proxy: str = "", hint: str = "") -> None:
+        super().__init__(host, status, what, proxy, hint)
+        self.hint = hint
         self.host = host
         self.status = status
         self.what = what
         self.proxy = proxy
 
     def __str__(self) -> str:
+        hint = f"; {self.hint}" if self.hint else ""
         return (
             f"`{shown(self.host)}`{_through(self.proxy)} answered with HTTP status {self.status} "
-            f"when asked for {self.what}"
+            f"when asked for {self.what}{hint}"
         )
 
 

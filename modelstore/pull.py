@@ -32,6 +32,7 @@ from modelstore.manifest import (
     Manifest,
     decode_config,
     decode_manifest,
+    what_instead,
 )
 from modelstore.names import ModelName
 from modelstore.pull_names import GgufUrl, parse_pull
@@ -204,7 +205,8 @@ def _judged(name: ModelName, data: bytes) -> Manifest:
         manifest = decode_manifest(data, name.full())
     except CorruptManifest as error:
         is_digest = isinstance(error.__cause__, InvalidDigest)
-        problem = "a digest in it is not sha256 and 64 hex digits" if is_digest else "it is none"
+        digest_problem = "a digest in it is not sha256 and 64 hex digits"
+        problem = digest_problem if is_digest else what_instead(data)
         raise BadManifest(name.full(), problem) from error
     if manifest.of_type(TENSOR_TYPE) or not manifest.of_type(MODEL_TYPE, ADAPTER_TYPE):
         raise UnsupportedFormat(

@@ -52,6 +52,7 @@ class Listing:
     model_digest: Digest | None
     parent_model: str
     has_projector: bool
+    weight_digests: tuple[Digest, ...] = ()  # as `Record.weight_digests`
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,7 @@ class Record:
     @property
     def weight_digests(self) -> tuple[Digest, ...]:
         """The blobs that the engine opens: model, adapters, projectors."""
-        layers = self.manifest.of_type(MODEL_TYPE, ADAPTER_TYPE, PROJECTOR_TYPE)
-        return tuple(layer.digest for layer in layers)
+        return _weight_digests(self.manifest)
 
 
 def build_listing(
@@ -110,6 +110,7 @@ def build_listing(
         model_digest=model.digest if model else None,
         parent_model=model.from_ if model else "",
         has_projector=bool(manifest.of_type(PROJECTOR_TYPE)),
+        weight_digests=_weight_digests(manifest),
     )
 
 
@@ -134,6 +135,11 @@ def build_record(listing: Listing, manifest: Manifest, blobs: Blobs) -> Record:
         licenses=read.texts(LICENSE_TYPE),
         parent_model=listing.parent_model,
     )
+
+
+def _weight_digests(manifest: Manifest) -> tuple[Digest, ...]:
+    layers = manifest.of_type(MODEL_TYPE, ADAPTER_TYPE, PROJECTOR_TYPE)
+    return tuple(layer.digest for layer in layers)
 
 
 class _LayerReader:

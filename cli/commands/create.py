@@ -138,6 +138,9 @@ def _texts(modelfile: Modelfile, context: Context) -> dict[str, Any]:
     if modelfile.drafts:
         line = modelfile.line_of("DRAFT")
         raise ModelfileSyntax(line, "there is no speculative decoding; remove DRAFT")
+    for word in ("RENDERER", "PARSER", "REQUIRES"):
+        if getattr(modelfile, word.lower()):
+            context.note(f"warning: {word} has no effect; it is only kept")
     fields: dict[str, Any] = {
         "template": modelfile.template,
         "system": modelfile.system,
