@@ -258,3 +258,11 @@ def test_create_leaves_out_parameters_without_effect(
         ],
     )
     assert stub.asked("/api/create")[0].json["parameters"] == {"top_k": 3}
+
+
+def test_create_tells_which_instructions_have_no_effect(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/create", Reply(lines=[{"status": "success"}]))
+    text = "FROM m\nRENDERER r\nREQUIRES 0.1.0\n"
+    assert shell("create", "n", "-f", "-", stdin=text).err.splitlines()[:2] == [
+        f"warning: {word} has no effect; it is only kept" for word in ("RENDERER", "REQUIRES")
+    ]

@@ -435,3 +435,17 @@ def test_what_follows_an_operation_cannot_spoil_its_answer(root):
 
     body = {"model": "new", "from": "tiny", "stream": False}
     assert ask(root, "POST", "/api/create", body, service=Broken()) == (200, {"status": "success"})
+
+
+def test_a_model_without_its_weights_is_shown_as_such(root, gguf):
+    def looks():
+        (row,) = ask(root, "GET", "/api/tags")[1]["models"]
+        shown = ask(root, "POST", "/api/show", {"model": "tiny"})
+        return row.get("incomplete"), shown[0], shown[1].get("problem")
+
+    assert looks() == (None, 200, None)
+    store = Store(root)
+    store.blobs.delete(store.resolve("tiny").weight_digests[0])
+    is_incomplete, status, problem = looks()
+    assert (is_incomplete, status) == (True, 200)
+    assert "`localrun verify --repair tiny:latest`" in problem

@@ -55,6 +55,12 @@ def test_df_shows_models_and_the_whole(stub: Stub, shell: Shell) -> None:
     )
 
 
+def test_one_missing_blob_is_one(stub: Stub, shell: Shell) -> None:
+    models = [{"name": "a:1", "size": 1000, "missing": 1}]
+    stub.on("GET", "/api/df", Reply(body={**USE, "models": models}))
+    assert "1 blob missing\n" in shell("df").out
+
+
 def test_df_of_an_empty_store_is_short(stub: Stub, shell: Shell) -> None:
     stub.on("GET", "/api/df", Reply(body={"disk_free": 1000}))
     assert shell("df").out == (
