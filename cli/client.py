@@ -217,7 +217,7 @@ class Client:
             if b'"error"' in raw:
                 failure = self._decode(raw, Failure)
                 if failure.error:
-                    raise ApiError(0, failure.error)
+                    raise ApiError(0, failure.error, failure.code)
             try:
                 yield decoder.decode(raw)
             except msgspec.MsgspecError as error:

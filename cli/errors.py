@@ -16,7 +16,14 @@ from dataclasses import dataclass
 
 from localrun.errors import BadRequest, LocalrunError
 from localrun.settings import BadSetting
-from modelstore.errors import InvalidName, StoreError
+from modelstore.errors import (
+    InvalidCreate,
+    InvalidGGUF,
+    InvalidName,
+    ModelfileSyntax,
+    SourceNotAllowed,
+    StoreError,
+)
 from modelstore.names import ModelName
 
 FAILED = 1
@@ -76,10 +83,19 @@ class DaemonUnreachable(CliError):
 
 @dataclass(eq=False)
 class ApiError(CliError):
-    """The daemon refused; `message` is its own wording. `status` is 0 in the middle of a stream."""
+    """The daemon refused; `message` is its own wording.
+
+    `status` is 0 in the middle of a stream, where `code` may still say what kind of refusal it is.
+    """
 
     status: int
     message: str
+    code: str = ""
+
+    @property
+    def is_about_missing_model(self) -> bool:
+        """True when no such model exists, here or at its registry."""
+        return self.status == 404 or self.code == "model_not_found"
 
     def __str__(self) -> str:
         return self.message or f"the daemon answered with HTTP status {self.status}"
@@ -126,6 +142,11 @@ EXIT_CODES: dict[type[BaseException], int] = {
     BadRequest: USAGE,
     StoreError: FAILED,
     InvalidName: USAGE,
+    ModelfileSyntax: USAGE,
+    # Here these are about files that a Modelfile or the command line names.
+    InvalidCreate: USAGE,
+    InvalidGGUF: USAGE,
+    SourceNotAllowed: USAGE,
 }
 
 
@@ -150,7 +171,7 @@ def explaining_missing(typed: str) -> Iterator[None]:
 
 def exit_code(error: BaseException) -> int | None:
     """The code for `error`, or None for a mistake in the program, which deserves its traceback."""
-    if isinstance(error, ApiError) and error.status == 404:
+    if isinstance(error, ApiError) and error.is_about_missing_model:
         return NOT_FOUND
     for ancestor in type(error).__mro__:
         if ancestor in EXIT_CODES:

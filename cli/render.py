@@ -30,7 +30,13 @@ def table(rows: Iterable[Sequence[str]], *, indent: str = "") -> str:
 def list_table(models: Iterable[ListedModel], now: datetime) -> str:
     """The table of `list`."""
     rows = [
-        (model.name, model.digest[:12], size(model.size), age(model.modified_at, now))
+        (
+            model.name,
+            model.digest[:12],
+            size(model.size),
+            age(model.modified_at, now),
+            "weights missing or changed" if model.incomplete else "",
+        )
         for model in models
     ]
     return table([("NAME", "ID", "SIZE", "MODIFIED"), *rows])

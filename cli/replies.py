@@ -13,9 +13,13 @@ from msgspec import Struct, field
 
 
 class Failure(Struct):
-    """The body of every refusal, and the last line of a stream that failed."""
+    """The body of every refusal, and the last line of a stream that failed.
+
+    `code` is ours, and names the kind of a failure in the middle of a long operation.
+    """
 
     error: str = ""
+    code: str = ""
 
 
 class Version(Struct):
@@ -27,12 +31,16 @@ class Version(Struct):
 
 
 class ListedModel(Struct):
-    """A row of `/api/tags`; `size` is bytes, `digest` the manifest's SHA-256 in hex."""
+    """A row of `/api/tags`; `size` is bytes, `digest` the manifest's SHA-256 in hex.
+
+    `incomplete`: it cannot run, since weights are missing or changed.
+    """
 
     name: str
     digest: str = ""
     size: int = 0
     modified_at: datetime | None = None
+    incomplete: bool = False
 
 
 class Tags(Struct):
@@ -202,3 +210,4 @@ class Shown(Struct):
     template_origin: str = ""
     projector_info: dict[str, Any] = field(default_factory=dict)
     requires: str = ""
+    problem: str = ""

@@ -89,10 +89,10 @@ class Sources:
         """The same, after everything that `sources`, files and folders, stand for was sent."""
         return {"files": self._upload_all([file for path in sources for file in _files_of(path)])}
 
-    def adapters(self, texts: tuple[str, ...]) -> dict[str, Any]:
-        """The field of the adapters, of which the last one counts, after they were sent."""
+    def adapter(self, texts: tuple[str, ...]) -> Path | None:
+        """The adapter that counts, the last one, when it can be one. Raises: Usage."""
         if not texts:
-            return {}
+            return None
         path = self._path(texts[-1], takes_folder=False)
         if path is None:
             raise Usage("ADAPTER takes a GGUF file that exists")
@@ -101,7 +101,12 @@ class Sources:
                 f"`{path.name}` is a safetensors adapter; convert it with llama.cpp's "
                 "convert_lora_to_gguf.py first"
             )
-        return {"adapters": self._upload_all([(path.name, path)])}
+        _check(path)
+        return path
+
+    def sent_adapter(self, path: Path | None) -> dict[str, Any]:
+        """The field of the adapter, after it was sent."""
+        return {"adapters": self._upload_all([(path.name, path)])} if path else {}
 
     def _path(self, text: str, *, takes_folder: bool) -> Path | None:
         """The file or folder that `text` names, None when it is a model's name."""
@@ -162,6 +167,7 @@ def _files_of(path: Path) -> list[tuple[str, Path]]:
 
 
 def _check(path: Path) -> None:
+    """Raises: Usage for a file, or one of the folder's, that is not GGUF."""
     # Told here, not after gigabytes of some other format were sent.
     for _, file in _files_of(path):
         if path.is_dir() and file.suffix != ".gguf":

@@ -19,13 +19,15 @@ class Piece(Struct):
 
 
 class Pruned(Struct):
-    """The answer of `/api/prune`."""
+    """The answer of `/api/prune`; `young` of the `spared` are younger than `min_age_s`."""
 
     freed: int = 0
     gone: list[Piece] = field(default_factory=list)
     spared: int = 0
     unreadable: list[str] = field(default_factory=list)
     refused: bool = False
+    young: int = 0
+    min_age_s: float = 0.0
 
 
 class ModelUse(Struct):

@@ -7,6 +7,7 @@ runner that holds it, the runner speaks. Dialects and HTTP stay outside.
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ from modelstore.names import ModelName
 from modelstore.records import Record
 from modelstore.store import Store
 from modelstore.templates import active_template
+
+_log = logging.getLogger(__name__)
 
 
 class Answer(Protocol):
@@ -178,8 +181,13 @@ class InferenceService:
     async def unload_unnamed(self) -> None:
         """See `TextService.unload_unnamed`."""
         for resident in self.resident():
-            if not await asyncio.to_thread(self._is_named, resident):
-                self.residency.unload(resident.key)
+            try:
+                is_named = await asyncio.to_thread(self._is_named, resident)
+            except (StoreError, OSError) as error:
+                _log.warning("%s stays in memory: %s", resident.model, error)
+            else:
+                if not is_named:
+                    self.residency.unload(resident.key)
 
     @property
     def n_open(self) -> int:

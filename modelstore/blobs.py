@@ -19,11 +19,11 @@ from typing import BinaryIO, Self
 import msgspec
 
 from modelstore.digest import CHUNK_BYTES, Digest, HashingWriter, hash_file
-from modelstore.errors import BlobNotFound, ChangedFile, DigestMismatch, DiskFull, InvalidDigest
+from modelstore.errors import BlobNotFound, ChangedFile, DigestMismatch, InvalidDigest
 from modelstore.files import (
+    check_room,
     commit,
     create_file,
-    free_bytes,
     make_folders,
     sync_folder,
     temp_beside,
@@ -38,6 +38,10 @@ CORRUPT_SUFFIX = "-corrupt"
 
 # Larger pieces let a copying file system share whole extents; a piece is hashed before the next.
 _COPY_BYTES = 8 << 20
+
+# A stream of unknown length leaves so much of the disk free, and is looked at so often: whoever
+# fills the last block takes it from every other program.
+_RESERVE_BYTES = 8 << 20
 
 
 class Blobs:
@@ -82,7 +86,7 @@ class Blobs:
             raise BlobNotFound(digest.text) from error
 
     def writer(self, expected: Digest | None = None, *, total_bytes: int = 0) -> "BlobWriter":
-        """A writer for one new blob; `total_bytes` (0 = unknown) is checked against the disk.
+        """A writer for one new blob of `total_bytes` (0 = unknown).
 
         Raises: DiskFull, StoreNotWritable.
         """
@@ -90,8 +94,15 @@ class Blobs:
             make_folders(self._folder)
         return BlobWriter(self, expected, total_bytes)
 
-    def ingest(self, chunks: Iterable[bytes], expected: Digest | None) -> tuple[Digest, bool]:
-        """Stores a stream; the flag says whether the blob is new.
+    def check_room(self, digest: Digest, total_bytes: int) -> None:
+        """Raises: DiskFull when this blob is not stored and cannot be."""
+        if not self._is_stored(digest):
+            check_room(self._folder, total_bytes)
+
+    def ingest(
+        self, chunks: Iterable[bytes], expected: Digest | None, *, total_bytes: int = 0
+    ) -> tuple[Digest, bool]:
+        """Stores a stream of `total_bytes` (0 = unknown); the flag says whether the blob is new.
 
         When `expected` is already stored the chunks are still consumed, for the sake of senders
         that do not ask first, but neither hashed nor written.
@@ -102,7 +113,9 @@ class Blobs:
                 pass
             self._touch(expected)
             return expected, False
-        with self.writer(expected) as writer:
+        if total_bytes:
+            check_room(self._folder, total_bytes)
+        with self.writer(expected, total_bytes=total_bytes) as writer:
             for chunk in chunks:
                 writer.write(chunk)
             return writer.commit()
@@ -114,9 +127,7 @@ class Blobs:
         """
         with writing(self._folder, needed_bytes):
             make_folders(self._folder)
-        free = free_bytes(self._folder)
-        if needed_bytes > free > 0:
-            raise DiskFull(needed_bytes, free)
+        check_room(self._folder, needed_bytes)
         return temp_beside(self._folder / "blob")
 
     def adopt(self, temp: Path, digest: Digest) -> bool:
@@ -164,8 +175,13 @@ class Blobs:
         Raises: ChangedFile when it vanished or is another file by size, time or inode.
         """
         path = self.path(digest)
-        if path.is_symlink():
+        if not path.is_symlink():
+            return
+        try:
             check_link(path, self._sidecar(digest))
+        except (ChangedFile, FileNotFoundError):
+            if path.is_symlink():  # else it was removed meanwhile, with all that belongs to it
+                raise
 
     def confirm(self, digest: Digest, as_hashed: os.stat_result) -> bool:
         """Registers a file in place again, whose content was found to be right.
@@ -194,8 +210,10 @@ class Blobs:
 
     def in_place_source(self, digest: Digest) -> Path | None:
         """The file that a linked blob points to; None for a stored blob."""
-        path = self.path(digest)
-        return Path(os.readlink(path)) if path.is_symlink() else None
+        try:
+            return Path(os.readlink(self.path(digest)))
+        except OSError:
+            return None
 
     def delete(self, digest: Digest) -> None:
         """Removes a blob if it is there; of a file in place only the link goes.
@@ -282,6 +300,7 @@ class BlobWriter:
         self._blobs = blobs
         self._expected = expected
         self._total_bytes = total_bytes
+        self._checked_bytes = 0
         self._hash = HashingWriter()
         self._temp = temp_beside(blobs.folder / "blob")
         self._token = blobs._ongoing.begin()
@@ -299,7 +318,11 @@ class BlobWriter:
 
     def write(self, chunk: bytes) -> None:
         """Appends to the temporary file and to the hash."""
-        with self._writing():
+        if not self._total_bytes and self.size_bytes >= self._checked_bytes + _RESERVE_BYTES:
+            self._checked_bytes = self.size_bytes
+            needed = self.size_bytes + _RESERVE_BYTES
+            check_room(self._blobs.folder, needed, self.size_bytes)
+        with self._writing(len(chunk)):
             self._file.write(chunk)
         self._hash.write(chunk)
 
@@ -310,9 +333,7 @@ class BlobWriter:
         doubling it; the hash is taken from the copy, so a source that changes does no harm.
         """
         yield from self._kernel_copy(source)
-        free = free_bytes(self._blobs.folder)
-        if self._total_bytes - self.size_bytes > free > 0:
-            raise DiskFull(self._total_bytes, free)
+        check_room(self._blobs.folder, self._total_bytes, self.size_bytes)
         while chunk := source.read(CHUNK_BYTES):
             self.write(chunk)
             yield self.size_bytes
@@ -377,5 +398,6 @@ class BlobWriter:
             piece = os.pread(fd, min(CHUNK_BYTES, end - self.size_bytes), self.size_bytes)
             self._hash.write(piece)
 
-    def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return writing(self._blobs.folder, self._total_bytes or self._hash.size_bytes)
+    def _writing(self, more_bytes: int = 0) -> contextlib.AbstractContextManager[None]:
+        done = self.size_bytes
+        return writing(self._blobs.folder, self._total_bytes or done + more_bytes, done)

@@ -17,7 +17,14 @@ import msgspec
 from modelstore.adapters import check_adapter
 from modelstore.blobs import Blobs
 from modelstore.digest import Digest
-from modelstore.errors import InvalidCreate, ModelNotFound, UnsupportedFormat, shown
+from modelstore.errors import (
+    InvalidCreate,
+    ModelNotFound,
+    RegistryError,
+    StoreError,
+    UnsupportedFormat,
+    shown,
+)
 from modelstore.gguf import Header, read_model_header
 from modelstore.jobs import Command
 from modelstore.keep import Keep
@@ -159,28 +166,32 @@ def create(
             yield Progress(f"{verb} layer {layer.digest.text}")
         yield Progress("writing manifest")
         store.write_manifest(name, Manifest(config, tuple(draft.layers)))
-        yield from _about_template(store.resolve(name))
+        if warning := _about_template(store, name):
+            yield Progress(f"warning: {warning}")
     yield Progress(SUCCESS)
 
 
-def _about_template(record: Record) -> Iterator[Progress]:
+def _about_template(store: Store, name: ModelName) -> str:
     """Tells when the model will not answer like one of chats, or perhaps not."""
-    if record.template or not record.model_paths:
-        return
-    header = read_model_header(record.model_paths)
-    if header.is_embedding_model:
-        return
-    origin = active_template(record, header).origin
+    try:
+        record = store.resolve(name)
+        if record.template or not record.model_paths:
+            return ""
+        header = read_model_header(record.model_paths)
+        origin = active_template(record, header).origin
+    except StoreError:  # it was made, and by now it is replaced or removed
+        return ""
+    if header.is_embedding_model or origin == GGUF:
+        return ""
     if origin == NONE:
-        yield Progress(
-            "warning: there is no chat template, so the model continues text instead of answering; "
-            "a TEMPLATE changes that"
+        return (
+            "there is no chat template, so the model continues text instead of answering; a "
+            "TEMPLATE changes that"
         )
-    elif origin != GGUF:
-        yield Progress(
-            f"warning: the file has no chat template; by its vocabulary it is {origin}, which may "
-            "be wrong; a TEMPLATE settles it"
-        )
+    return (
+        f"the file has no chat template; by its vocabulary it is {origin}, which may be wrong; a "
+        "TEMPLATE settles it"
+    )
 
 
 def _check_request(request: CreateRequest) -> None:
@@ -225,13 +236,15 @@ def _from_model(
     name = request.from_
     assert name is not None
     try:
-        base = store.resolve(name)
-    except ModelNotFound:
+        base = _held(store, maker.keep, name)
+    except ModelNotFound as missing:
         if fetch is None:
             raise
-        yield from fetch(name if isinstance(name, ModelName) else ModelName.parse(name))
-        base = store.resolve(name)
-    maker.keep.add(*base.manifest.digests)
+        try:
+            yield from fetch(name if isinstance(name, ModelName) else ModelName.parse(name))
+        except RegistryError as error:
+            raise ModelNotFound(missing.name, str(error)) from error
+        base = _held(store, maker.keep, name)
     store.check_files(base)
     layers = [
         replace(layer, from_=base.name.display()) if layer.media_type == MODEL_TYPE else layer
@@ -243,6 +256,15 @@ def _from_model(
     if maker.quantize is not None:
         yield from _requantize(draft, base, maker)
     return draft
+
+
+def _held(store: Store, keep: Keep, name: str | ModelName) -> Record:
+    """The model, once its blobs are held and it still is what it was before they were."""
+    while True:
+        base = store.resolve(name)
+        keep.add(*base.manifest.digests)
+        if store.resolve(name).digest == base.digest:
+            return base
 
 
 def _requantize(

@@ -44,14 +44,19 @@ class InvalidDigest(StoreError):
 
 
 class ModelNotFound(StoreError):
-    """No manifest exists under this name, in any spelling."""
+    """No manifest exists under this name, in any spelling.
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    `pull_problem` says why it could not be pulled either, where that was tried.
+    """
+
+    def __init__(self, name: str, pull_problem: str = "") -> None:
+        super().__init__(name, pull_problem)
         self.name = name
+        self.pull_problem = pull_problem
 
     def __str__(self) -> str:
-        return f"model '{self.name}' not found"
+        tried = f", and it cannot be pulled: {self.pull_problem}" if self.pull_problem else ""
+        return f"model '{self.name}' not found{tried}"
 
 
 class BlobNotFound(StoreError):
@@ -262,7 +267,7 @@ class DownloadUnderway(StoreError):
 
 
 class DiskFull(StoreError):
-    """The store's file system has no room for the file."""
+    """The store's file system has no room; `needed_bytes` is 0 for what takes a few KB."""
 
     def __init__(self, needed_bytes: int, free_bytes: int) -> None:
         super().__init__(needed_bytes, free_bytes)
@@ -270,6 +275,11 @@ class DiskFull(StoreError):
         self.free_bytes = free_bytes
 
     def __str__(self) -> str:
+        if not self.needed_bytes:
+            return (
+                "the disk of the model store is full: a few KB are needed, "
+                f"{self.free_bytes} bytes are free"
+            )
         return (
             f"not enough disk space for the model: needs {self.needed_bytes} bytes, "
             f"{self.free_bytes} are free"
@@ -326,19 +336,24 @@ class HostUnreachable(RegistryError):
 
 
 class ServerRefused(RegistryError):
-    """`host` answered with an HTTP status that says no; `what` is what was asked for."""
+    """`host` answered with an HTTP status that says no; `what` is what was asked for.
 
-    def __init__(self, host: str, status: int, what: str, proxy: str = "") -> None:
-        super().__init__(host, status, what, proxy)
+    `hint` is what may help.
+    """
+
+    def __init__(self, host: str, status: int, what: str, proxy: str = "", hint: str = "") -> None:
+        super().__init__(host, status, what, proxy, hint)
+        self.hint = hint
         self.host = host
         self.status = status
         self.what = what
         self.proxy = proxy
 
     def __str__(self) -> str:
+        hint = f"; {self.hint}" if self.hint else ""
         return (
             f"`{shown(self.host)}`{_through(self.proxy)} answered with HTTP status {self.status} "
-            f"when asked for {self.what}"
+            f"when asked for {self.what}{hint}"
         )
 
 

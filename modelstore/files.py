@@ -130,20 +130,36 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def writing(folder: Path, needed_bytes: int = 0) -> Iterator[None]:
+def writing(folder: Path, needed_bytes: int = 0, written_bytes: int = 0) -> Iterator[None]:
     """Translates errors of a write below `folder`.
 
+    `needed_bytes` is 0 for what takes a few KB; `written_bytes` of it are on the disk already and
+    go again with the failure, so they count as free.
     Raises: DiskFull, StoreNotWritable; other OSErrors pass.
     """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(needed_bytes, free_bytes(folder)) from error
+            raise DiskFull(needed_bytes, free_bytes(folder) + written_bytes) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             problem = (error.strerror or "permission denied").lower()
             raise StoreNotWritable(folder.name, current_user(), problem) from error
         raise
+
+
+def check_room(folder: Path, needed_bytes: int, written_bytes: int = 0) -> None:
+    """Raises: DiskFull when `needed_bytes` do not fit; `written_bytes` as for `writing`.
+
+    What cannot be told, on some network file systems, counts as room enough.
+    """
+    try:
+        disk = shutil.disk_usage(folder)
+    except OSError:
+        return
+    free = disk.free + written_bytes
+    if disk.total and needed_bytes > free:
+        raise DiskFull(needed_bytes, free)
 
 
 def free_bytes(folder: Path) -> int:

@@ -26,6 +26,7 @@ from modelstore.transfer.partial import (
     Journal,
     read_journal,
 )
+from modelstore.transfer.ranges import RangeSet
 
 Kind = Literal["blob", "corrupt", "partial", "leftover"]
 
@@ -44,7 +45,7 @@ class Piece:
     kind: Kind
     name: str  # of its main file
     paths: tuple[Path, ...]
-    size_bytes: int  # on the disk
+    size_bytes: int  # on the disk; of a partial download, what has arrived
     changed_at_s: float
     model: str = ""  # whom a partial download is for, as far as its journal says
     total_bytes: int = 0  # what a partial download is to become; 0 = unknown
@@ -97,6 +98,7 @@ def _partial(stem: Path, paths: list[Path]) -> Piece | None:
         stem.with_name(stem.name + suffix)
         for suffix in (PARTIAL_SUFFIX, JOURNAL_SUFFIX, LOCK_SUFFIX)
     )
+    ours = (journal_path, lock_path)
     looks = {path: found for path in paths if (found := look_at(path)) is not None}
     if not looks:
         return None
@@ -106,12 +108,18 @@ def _partial(stem: Path, paths: list[Path]) -> Piece | None:
         "partial" if looks.keys() - {lock_path} else "leftover",
         main.name,
         tuple(looks),
-        sum(bytes_on_disk(found) for found in looks.values()),
+        _downloaded_bytes(journal, [looks[path] for path in looks if path not in ours]),
         max(found.st_mtime for found in looks.values()),
         journal.model,
         journal.total,
         journal_path in looks or lock_path in looks,
     )
+
+
+def _downloaded_bytes(journal: Journal, data: list[os.stat_result]) -> int:
+    if journal.total and data:
+        return RangeSet(journal.completed).n_bytes
+    return sum(bytes_on_disk(found) for found in data)
 
 
 def _single(kind: Kind, path: Path) -> Piece | None:

@@ -124,6 +124,27 @@ def decode_manifest(data: bytes, path_name: str) -> Manifest:
         raise CorruptManifest(path_name, str(error)) from error
 
 
+def what_instead(data: bytes) -> str:
+    """What bytes are that are no manifest, in words that repeat nothing of them."""
+    text = data.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not text:
+        return "the answer is empty"
+    if text.startswith(b"<"):
+        return "the answer is a page of HTML or XML"
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return "the answer is not JSON"
+    if not isinstance(found, dict):
+        return "the answer is JSON, but no object"
+    if "manifests" in found:
+        return "it is an index of manifests, such as container images have, and not one of a model"
+    missing = [name for name in ("config", "layers") if not found.get(name)]
+    if missing:
+        return f"it has no {' and no '.join(missing)}"
+    return "its fields are not those of a manifest"
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest as Ollama writes it; equal manifests give equal bytes, hence equal digests."""
     return msgspec.json.encode(

@@ -7,7 +7,7 @@ zero-width joiners stay, because scripts and emoji need them.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelstore.errors import ModelfileSyntax, UnsupportedFormat
 
@@ -47,6 +47,13 @@ class Modelfile:
     renderer: str | None = None
     parser: str | None = None
     requires: str | None = None
+    # Of each instruction: word, parameter name or role, line. Empty for a value that was not read.
+    lines: tuple[tuple[str, str, int], ...] = field(default=(), compare=False, repr=False)
+
+    def line_of(self, word: str, argument: str = "") -> int:
+        """The line of the last such instruction, from 1, which is the one that counts; 0 = none."""
+        found = (line for at, what, line in self.lines if (at, what) == (word, argument))
+        return max(found, default=0)
 
     def merged_parameters(self) -> dict[str, str | list[str]]:
         """Parameters by name: `stop` collects its values, of the others the last one counts."""
@@ -110,6 +117,7 @@ def parse(text: str) -> Modelfile:
         renderer=last("RENDERER"),
         parser=last("PARSER"),
         requires=last("REQUIRES"),
+        lines=tuple((item.word, item.argument, item.line) for item in found),
     )
 
 

@@ -55,13 +55,16 @@ class PruneReport:
     """What went, or would go.
 
     Nothing does while `unreadable` names a manifest, or where `is_refused`: a foreign folder.
-    `n_spared` things were too young, or somebody is at work on them.
+    `n_spared` things were too young, or somebody is at work on them; `n_young` of these were
+    younger than `min_age_s`, among them what was uploaded for a model that was not made.
     """
 
     gone: tuple[Piece, ...] = ()
     n_spared: int = 0
     unreadable: tuple[str, ...] = ()
     is_refused: bool = False
+    n_young: int = 0
+    min_age_s: float = 0.0
 
     @property
     def digests(self) -> tuple[Digest, ...]:
@@ -100,7 +103,7 @@ def prune_files(blobs: Blobs, manifests: Path, in_use: InUse, rules: PruneRules)
     oldest_s = in_use.oldest_s()
     limit_s = now_s if oldest_s is None else min(now_s, oldest_s - _CLOCK_SLACK_S)
     gone = []
-    n_spared = 0
+    n_spared = n_young = 0
     for piece, remove in candidates:
         age_s = _age_s(piece, rules)
         if _has_lock(piece):
@@ -111,9 +114,10 @@ def prune_files(blobs: Blobs, manifests: Path, in_use: InUse, rules: PruneRules)
             gone.append(piece)
         else:
             n_spared += 1
+            n_young += not _has_lock(piece) and piece.changed_at_s > now_s - rules.min_age_s
     if not rules.dry_run:
         _drop_empty_folders(manifests)
-    return PruneReport(tuple(gone), n_spared)
+    return PruneReport(tuple(gone), n_spared, n_young=n_young, min_age_s=rules.min_age_s)
 
 
 def remove_partial(blobs: Blobs, piece: Piece, *, dry_run: bool = False) -> bool:

@@ -17,13 +17,12 @@ from modelstore.errors import (
     BadManifest,
     CorruptManifest,
     DigestMismatch,
-    DiskFull,
     InvalidDigest,
     RegistryError,
     StoreError,
     UnsupportedFormat,
 )
-from modelstore.files import free_bytes
+from modelstore.files import check_room
 from modelstore.gguf import read_header
 from modelstore.keep import Keep
 from modelstore.manifest import (
@@ -36,6 +35,7 @@ from modelstore.manifest import (
     Manifest,
     decode_config,
     decode_manifest,
+    what_instead,
 )
 from modelstore.names import ModelName
 from modelstore.pull_names import GgufUrl, parse_pull
@@ -205,9 +205,7 @@ class Puller:
             for digest, total in sizes.items()
             if not blobs.exists(digest)
         )
-        free = free_bytes(blobs.folder)
-        if needed > free > 0:
-            raise DiskFull(needed, free)
+        check_room(blobs.folder, needed)
 
     def _check_sizes(self, name: ModelName, manifest: Manifest) -> None:
         """Raises: BadManifest when a blob that is here has another size than it says."""
@@ -250,7 +248,8 @@ def _judged(name: ModelName, data: bytes) -> Manifest:
         manifest = decode_manifest(data, name.full())
     except CorruptManifest as error:
         is_digest = isinstance(error.__cause__, InvalidDigest)
-        problem = "a digest in it is not sha256 and 64 hex digits" if is_digest else "it is none"
+        digest_problem = "a digest in it is not sha256 and 64 hex digits"
+        problem = digest_problem if is_digest else what_instead(data)
         raise BadManifest(name.full(), problem) from error
     if manifest.of_type(TENSOR_TYPE) or not manifest.of_type(MODEL_TYPE, ADAPTER_TYPE):
         raise UnsupportedFormat(

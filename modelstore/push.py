@@ -34,9 +34,10 @@ def push(
     Setting `stop` ends it between two pieces of a request.
     Raises: ModelNotFound, CorruptManifest, IncompleteModel, ChangedFile, SourceNotAllowed, every
     RegistryError, Stopped; SignInRequired before anything is sent when the name has no registry of
-    its own.
+    its own, unless there is no such model here either.
     """
     if name.host == DEFAULT_HOST:
+        store.resolve(name)  # first whether there is anything to push
         raise SignInRequired(
             name.host,
             "it takes models only with a signing key, which localrun does not have; copy the model "

@@ -52,6 +52,7 @@ class Listing:
     model_digest: Digest | None
     parent_model: str
     has_projector: bool
+    weight_digests: tuple[Digest, ...] = ()  # as `Record.weight_digests`
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,7 @@ class Record:
     @property
     def weight_digests(self) -> tuple[Digest, ...]:
         """The blobs that the engine opens: model, adapters, projectors."""
-        layers = self.manifest.of_type(MODEL_TYPE, ADAPTER_TYPE, PROJECTOR_TYPE)
-        return tuple(layer.digest for layer in layers)
+        return _weight_digests(self.manifest)
 
 
 def build_listing(
@@ -110,6 +110,7 @@ def build_listing(
         model_digest=model.digest if model else None,
         parent_model=model.from_ if model else "",
         has_projector=bool(manifest.of_type(PROJECTOR_TYPE)),
+        weight_digests=_weight_digests(manifest),
     )
 
 
@@ -150,6 +151,11 @@ def read_part(blobs: Blobs, layer: Layer, name: str, *, limit_bytes: int) -> byt
         return blobs.read(layer.digest, limit_bytes=limit_bytes)
     except BlobNotFound as error:
         raise IncompleteModel(name, layer.digest.text) from error
+
+
+def _weight_digests(manifest: Manifest) -> tuple[Digest, ...]:
+    layers = manifest.of_type(MODEL_TYPE, ADAPTER_TYPE, PROJECTOR_TYPE)
+    return tuple(layer.digest for layer in layers)
 
 
 class _LayerReader:

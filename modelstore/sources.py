@@ -218,7 +218,12 @@ def _link(blobs: Blobs, path: Path) -> Generator[Progress, None, tuple[Digest, b
     hashing = HashingWriter()
     yield from _paced(f"hashing {path.name}", before.st_size, _hash(path, hashing))
     is_new = not blobs.path(hashing.digest).exists()
-    return blobs.link_in_place(path, hashing.digest, as_hashed=before), is_new
+    digest = blobs.link_in_place(path, hashing.digest, as_hashed=before)
+    if blobs.in_place_source(digest) is None:
+        yield Progress(
+            f"warning: `{path.name}` is not used in place, since the store has a copy of it already"
+        )
+    return digest, is_new
 
 
 def _hash(path: Path, hashing: HashingWriter) -> Iterable[int]:

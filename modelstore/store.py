@@ -9,12 +9,15 @@ Source: Ollama's store layout. A folder without our marker is used, but pruned o
 import builtins
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from modelstore.blobs import Blobs
 from modelstore.cache import LruCache
@@ -71,7 +74,14 @@ MARKER_NAME = ".localrun-store"
 _LISTINGS_KEPT = 4096  # a listing is about 1 KiB
 _RECORDS_KEPT = 64  # a record may hold long licenses
 
+# Each further read means that somebody has replaced the model since the one before.
+_MAX_READS = 10
+
 _log = logging.getLogger(__name__)
+
+# Of a manifest: full name, time of the last change in ns, size, inode.
+_Stamp = tuple[str, int, int, int]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,8 @@ class Store:
         listings = []
         for name, path in walk_manifests(self._manifests):
             try:
-                listings.append(self._entry(name, path).listing)
+                entry = self._steady(name, path, partial(self._entry, name, path))
+                listings.append(entry.listing)
             except ModelNotFound:
                 pass  # removed since the walk began
             except StoreError as error:
@@ -144,13 +155,16 @@ class Store:
         gone).
         """
         found, path = self._find(name)
-        key = self._stamp(found, path)
-        record = self._records.get(key)
-        if record is None:
-            entry = self._entry(found, path)
-            record = build_record(entry.listing, entry.manifest, self.blobs)
-            self._records.put(key, record)
-        return record
+
+        def read(stamp: _Stamp) -> Record:
+            record = self._records.get(stamp)
+            if record is None:
+                entry = self._entry(found, path, stamp)
+                record = build_record(entry.listing, entry.manifest, self.blobs)
+                self._records.put(stamp, record)
+            return record
+
+        return self._steady(found, path, read)
 
     def exists(self, name: str | ModelName) -> bool:
         """Tells whether a manifest, good or broken, has this name. Raises: InvalidName."""
@@ -166,9 +180,14 @@ class Store:
     def check_files(self, record: Record) -> None:
         """Checks that the files which the engine will open are there and unchanged.
 
-        Raises: IncompleteModel, ChangedFile.
+        Raises: IncompleteModel, ChangedFile, ModelNotFound (it was removed meanwhile).
         """
-        self.check_blobs(record.name, record.weight_digests)
+        try:
+            self.check_blobs(record.name, record.weight_digests)
+        except (IncompleteModel, ChangedFile):
+            if not self.exists(record.name):
+                raise ModelNotFound(record.name.display()) from None
+            raise
 
     def check_blobs(self, name: ModelName, digests: Iterable[Digest]) -> None:
         """Checks that these blobs of a model are there and unchanged.
@@ -364,27 +383,40 @@ class Store:
             raise ModelNotFound(wanted.display())
         return found, self._manifests.joinpath(*found.parts)
 
-    def _entry(self, name: ModelName, path: Path) -> _Entry:
-        key = self._stamp(name, path)
-        entry = self._entries.get(key)
+    def _steady(self, name: ModelName, path: Path, read: Callable[[_Stamp], _T]) -> _T:
+        """What `read` makes of a manifest that may be replaced or removed at any moment.
+
+        Its blobs go with it, so an error counts only while the manifest is still the same.
+        """
+        for n_tries in itertools.count(1):
+            stamp = self._stamp(name, path)
+            try:
+                return read(stamp)
+            except StoreError:
+                if self._stamp(name, path) == stamp or n_tries == _MAX_READS:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _entry(self, name: ModelName, path: Path, stamp: _Stamp) -> _Entry:
+        entry = self._entries.get(stamp)
         if entry is None:
-            entry = self._load(name, path)
-            self._entries.put(key, entry)
+            entry = self._load(name, path, stamp)
+            self._entries.put(stamp, entry)
         return entry
 
-    def _load(self, name: ModelName, path: Path) -> _Entry:
+    def _load(self, name: ModelName, path: Path, stamp: _Stamp) -> _Entry:
         data = read_manifest(name, path)
         manifest = decode_manifest(data, name.display())
         config_bytes = read_part(
             self.blobs, manifest.config, name.display(), limit_bytes=TEXT_LIMIT_BYTES
         )
         config = decode_config(config_bytes, name.display())
-        modified_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        modified_at = datetime.fromtimestamp(stamp[1] / 1e9, UTC)
         digest = hashlib.sha256(data).hexdigest()
         listing = build_listing(name, digest, modified_at, (manifest, config, self.blobs))
         return _Entry(manifest, listing)
 
-    def _stamp(self, name: ModelName, path: Path) -> tuple[str, int, int, int]:
+    def _stamp(self, name: ModelName, path: Path) -> _Stamp:
         try:
             found = path.stat()
         except OSError:

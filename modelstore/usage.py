@@ -15,7 +15,10 @@ from modelstore.inventory import Piece
 from modelstore.manifest import Manifest
 from modelstore.names import ModelName
 from modelstore.pruning import unneeded
-from modelstore.store import Store
+from modelstore.store import Store, Survey
+
+# A store that changes all the time is shown as it is.
+_MAX_LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,17 @@ class _Blob:
 def usage(store: Store) -> Usage:
     """The figures of now. OSError of a folder that cannot be listed passes."""
     survey = store.survey()
+    for _ in range(_MAX_LOOKS):
+        found = _usage(store, survey)
+        if not any(model.n_missing for model in found.models):
+            break
+        before, survey = survey, store.survey()
+        if survey == before:
+            break  # else the blobs may have gone with a model that was removed meanwhile
+    return found
+
+
+def _usage(store: Store, survey: Survey) -> Usage:
     # The pieces first: what a download turns into a blob meanwhile is not missed by both.
     pieces = tuple(store.pieces())
     digests = set(store.blobs.iterate())

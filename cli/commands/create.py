@@ -21,8 +21,10 @@ from cli.parameters import typed
 from cli.progress import ProgressLine
 from cli.replies import Progress
 from cli.sources import Sources, expanded, no_file
+from localrun.errors import BadRequest
 from localrun.loopback import is_loopback
 from localrun.options import IGNORED_OPTIONS
+from modelstore.errors import ModelfileSyntax
 from modelstore.modelfile import Modelfile, decode, parse
 from modelstore.names import ModelName
 
@@ -68,15 +70,16 @@ def create(
 def run_create(options: CreateOptions, context: Context) -> int:
     """Reads the instructions, hands over or uploads the files, and follows the daemon's progress.
 
-    Raises: Usage, ModelfileSyntax, BadRequest (a PARAMETER), ApiError, Failed and `connect`'s.
+    Raises: Usage, ModelfileSyntax, ApiError, Failed and `connect`'s.
     """
     modelfile, folder = _modelfile(options, context)
     body = _texts(modelfile, context)
     client = context.connect()
     with ProgressLine(context.stderr) as progress:
         source = Sources(client, progress, folder, is_near=is_loopback(client.host))
+        adapter = source.adapter(modelfile.adapters)
         weights = source.weights(modelfile.froms, in_place=options.in_place)
-        body |= source.adapters(modelfile.adapters)
+        body |= source.sent_adapter(adapter)
         body |= {"model": options.name, "stream": True}
         if options.quantize is not None:
             body["quantize"] = options.quantize
@@ -131,15 +134,19 @@ def _check_size(n_read: int, where: str) -> None:
 
 
 def _texts(modelfile: Modelfile, context: Context) -> dict[str, Any]:
-    """The fields that need no file. Raises: BadRequest for a PARAMETER that is wrong."""
+    """The fields that need no file. Raises: ModelfileSyntax for a PARAMETER that is wrong."""
     if modelfile.drafts:
-        raise Usage("DRAFT is not supported: there is no speculative decoding; remove the line")
+        line = modelfile.line_of("DRAFT")
+        raise ModelfileSyntax(line, "there is no speculative decoding; remove DRAFT")
+    for word in ("RENDERER", "PARSER", "REQUIRES"):
+        if getattr(modelfile, word.lower()):
+            context.note(f"warning: {word} has no effect; it is only kept")
     fields: dict[str, Any] = {
         "template": modelfile.template,
         "system": modelfile.system,
         "license": list(modelfile.licenses),
         "parameters": {
-            name: typed(name, [value] if isinstance(value, str) else value, path="PARAMETER")
+            name: _typed(modelfile, name, value)
             for name, value in _parameters(modelfile, context).items()
         },
         "messages": [{"role": role, "content": text} for role, text in modelfile.messages],
@@ -148,6 +155,13 @@ def _texts(modelfile: Modelfile, context: Context) -> dict[str, Any]:
         "requires": modelfile.requires,
     }
     return {name: value for name, value in fields.items() if value}
+
+
+def _typed(modelfile: Modelfile, name: str, value: str | list[str]) -> Any:
+    try:
+        return typed(name, [value] if isinstance(value, str) else value, path="PARAMETER")
+    except BadRequest as error:
+        raise ModelfileSyntax(modelfile.line_of("PARAMETER", name), str(error)) from error
 
 
 def _parameters(modelfile: Modelfile, context: Context) -> dict[str, str | list[str]]:

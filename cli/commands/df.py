@@ -32,7 +32,7 @@ def models_table(found: StoreUse) -> str:
             size(model.own),
             size(model.shared),
             size(model.in_place) if model.in_place else "-",
-            f"{model.missing} blobs missing" if model.missing else "",
+            _missing(model.missing),
         )
         for model in found.models
     ]
@@ -62,6 +62,10 @@ def whose(piece: Piece) -> str:
 def progress(piece: Piece) -> str:
     """How much of a partial download is there."""
     return f"{size(piece.size)} of {size(piece.total)}" if piece.total else size(piece.size)
+
+
+def _missing(n_blobs: int) -> str:
+    return f"{n_blobs} blob{'' if n_blobs == 1 else 's'} missing" if n_blobs else ""
 
 
 def _files(files: Files) -> str:

@@ -70,10 +70,19 @@ def run_prune(options: PruneOptions, context: Context) -> int:
         context.emit(pieces_table(report.gone) + "\n")
     verb = "would free" if options.dry_run else "freed"
     context.say(f"{verb} {size(report.freed)}")
-    if report.spared:
-        things = "1 file" if report.spared == 1 else f"{report.spared} files"
-        context.note(f"{things} stayed: too young, or in use")
+    if report.young:
+        age = f"{report.min_age_s / 60:g} min"
+        context.note(
+            f"{_files(report.young)} stayed: younger than {age}, so a model may yet be made of it; "
+            "prune again later"
+        )
+    if n_in_use := report.spared - report.young:
+        context.note(f"{_files(n_in_use)} stayed: in use, or too young to be given up")
     return 0
+
+
+def _files(n_files: int) -> str:
+    return f"{n_files} file{'' if n_files == 1 else 's'}"
 
 
 def pieces_table(gone: list[Piece]) -> str:

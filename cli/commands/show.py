@@ -61,6 +61,8 @@ def run_show(options: ShowOptions, context: Context) -> int:
     body = {"model": options.model, "verbose": options.verbose}
     with explaining_missing(options.model):
         shown = context.connect().post("/api/show", body, Shown)
+    if shown.problem:
+        context.note(f"Warning: {shown.problem}")
     if options.part:
         context.emit(single(shown, options.part))
     else:

@@ -5,6 +5,7 @@ its own, so that slow uploads never keep a list waiting; a client that leaves en
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -74,9 +75,15 @@ class CreateApi:
         )
 
     async def _ingest(self, request: ApiRequest, digest: Digest) -> bool:
+        blobs = self._store.blobs
+        announced = request.headers.get("content-length", "")
+        total_bytes = int(announced) if announced.isdecimal() else 0
+        # Before the first byte is read: the sender would wait for minutes to hear it.
+        await asyncio.to_thread(blobs.check_room, digest, total_bytes)
         chunks = ChunksToThread()
         loop = asyncio.get_running_loop()
-        job = loop.run_in_executor(self._jobs, self._store.blobs.ingest, chunks, digest)
+        ingest = functools.partial(blobs.ingest, chunks, digest, total_bytes=total_bytes)
+        job = loop.run_in_executor(self._jobs, ingest)
         job.add_done_callback(lambda _: chunks.abandon())
         try:
             async for chunk in request.stream():

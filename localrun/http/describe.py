@@ -28,7 +28,7 @@ from localrun.wire.native_models import (
 )
 from localrun.wire.timestamps import expiry
 from modelstore import show
-from modelstore.errors import StoreError
+from modelstore.errors import BlobNotFound, StoreError
 from modelstore.gguf import Header, read_model_header
 from modelstore.records import Listing, Record
 from modelstore.store import Store
@@ -59,6 +59,7 @@ class Describer:
                 digest=listing.digest,
                 details=_details(listing, with_lengths=True),
                 capabilities=self._capabilities_of(listing) or UNSET,
+                incomplete=self._is_incomplete(listing) or UNSET,
             )
             for listing in self._store.list()
         ]
@@ -104,7 +105,21 @@ class Describer:
             capabilities=_capabilities(record, files),
             modified_at=record.modified_at,
             requires=record.config.requires or UNSET,
+            problem=self._problem(record) or UNSET,
         )
+
+    def _is_incomplete(self, listing: Listing) -> bool:
+        return not all(map(self._store.blobs.exists, listing.weight_digests))
+
+    def _problem(self, record: Record) -> str:
+        try:
+            self._store.check_files(record)
+        except BlobNotFound:
+            name = record.name.display()
+            return f"the weights are missing; `localrun verify --repair {name}` fetches them again"
+        except StoreError as error:
+            return str(error)
+        return ""
 
     def _row(self, resident: Resident, now_s: float) -> RunningModel:
         record = self._record(resident.model)

@@ -49,7 +49,11 @@ class ProgressResponse:
         try:
             await while_connected(receive, self._serve(scope, receive, send))
         finally:
-            await self._on_end()
+            try:
+                await self._on_end()
+            except Exception:  # noqa: BLE001 - whatever it is, the answer is out
+                # Its client must not lose the connection over what comes after.
+                _log.exception("what follows an operation of the store has failed")
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._steps):
@@ -84,7 +88,7 @@ class ProgressResponse:
         except ReaderStalled:
             raise
         except Exception as error:  # noqa: BLE001 - it becomes the last line of the stream
-            return ndjson(fault_of(error)[1].native())
+            return ndjson(fault_of(error)[1].last_line())
         return b""
 
 

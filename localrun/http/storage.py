@@ -108,6 +108,8 @@ def _pruned(report: PruneReport, *, dry_run: bool) -> wire.Pruned:
         spared=report.n_spared,
         unreadable=list(report.unreadable),
         refused=report.is_refused,
+        young=report.n_young,
+        min_age_s=report.min_age_s,
     )
 
 

@@ -21,6 +21,10 @@ class Fault(msgspec.Struct, frozen=True):
         """Ollama's error object."""
         return _encode({"error": self.message})
 
+    def last_line(self) -> bytes:
+        """The same in the middle of a stream, where no status says any more what kind it is."""
+        return _encode({"error": self.message} | ({"code": self.code} if self.code else {}))
+
     def openai(self) -> bytes:
         """OpenAI's error object."""
         error = {

@@ -187,7 +187,10 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstalledModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of /api/tags; `size` in bytes, `digest` without a prefix."""
+    """A row of /api/tags; `size` in bytes, `digest` without a prefix.
+
+    Ours: `incomplete` when weights are not there, or changed where they are used in place.
+    """
 
     name: str
     model: str
@@ -196,6 +199,7 @@ class InstalledModel(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     details: Details
     capabilities: list[str] | UnsetType = UNSET
+    incomplete: bool | UnsetType = UNSET
 
 
 class Slots(msgspec.Struct, frozen=True):
@@ -262,6 +266,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: list[str]
     modified_at: datetime
     requires: str | UnsetType = UNSET
+    # Ours: why the model cannot run, and what to do.
+    problem: str | UnsetType = UNSET
 
 
 def encode_models(models: list[InstalledModel] | list[RunningModel]) -> bytes:

@@ -75,6 +75,7 @@ class Pruned(msgspec.Struct, frozen=True):
     """The reply of /api/prune: what went or, with `dry_run`, would go.
 
     Nothing does while `unreadable` names a manifest, or where `refused`: a folder not of ours.
+    `young` of the `spared` things are younger than `min_age_s`.
     """
 
     dry_run: bool
@@ -83,6 +84,8 @@ class Pruned(msgspec.Struct, frozen=True):
     spared: int
     unreadable: list[str]
     refused: bool
+    young: int
+    min_age_s: float
 
 
 class ModelUse(msgspec.Struct, frozen=True):

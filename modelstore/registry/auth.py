@@ -135,13 +135,15 @@ class Auth:
             if not known or used == f"Bearer {known}":
                 known = self._tokens[scope] = self._token(challenge, scope, host)
             if used == f"Bearer {known}":
-                raise SignInRequired(host, "the token that it gave is not enough; " + _hint(host))
+                raise SignInRequired(
+                    host, "the token that it gave is not enough; " + secret_hint(host)
+                )
             self._latest = known
 
     def _answer_basic(self, challenge_header: str, host: str) -> None:
         is_basic = challenge_header.strip().lower().startswith("basic")
         if self._wants_basic or not is_basic or not self._secret.user:
-            raise SignInRequired(host, _hint(host))
+            raise SignInRequired(host, secret_hint(host))
         self._wants_basic = True
 
     def _token(self, challenge: Challenge, scope: str, host: str) -> str:
@@ -151,7 +153,7 @@ class Auth:
         url = challenge.realm + separator + urlencode(query)
         status, body = self._fetch_token(url, self._header_for_realm(challenge.realm))
         if status in (401, 403):
-            raise SignInRequired(host, _hint(host))
+            raise SignInRequired(host, secret_hint(host))
         if status != 200:
             raise BadReply(host, f"its token service answered with HTTP status {status}")
         try:
@@ -177,7 +179,8 @@ def challenge_of(headers: Mapping[str, str]) -> str:
     return headers.get("www-authenticate", "")
 
 
-def _hint(host: str) -> str:
+def secret_hint(host: str) -> str:
+    """What a refusal by this host may be about."""
     if host in HUGGING_FACE:
         return "a private or gated model needs the daemon's setting HF_TOKEN"
     return (

@@ -16,7 +16,7 @@ from modelstore.digest import Digest
 from modelstore.errors import HostUnreachable, ManifestNotFound, SignInRequired
 from modelstore.names import ModelName
 from modelstore.registry.access import Access
-from modelstore.registry.auth import Auth, challenge_of
+from modelstore.registry.auth import Auth, challenge_of, secret_hint
 from modelstore.registry.web import Body, Web, read_all, refused
 
 # Real manifests stay below 1 MiB; a registry must not fill our memory.
@@ -78,7 +78,7 @@ class RegistryClient:
             if response.status_code == 404:
                 raise ManifestNotFound(self._name.full())
             if response.status_code != 200:
-                raise refused(response, "the manifest")
+                raise refused(response, "the manifest", has_hint=True)
             return read_all(response, MANIFEST_LIMIT_BYTES)
 
     @contextlib.contextmanager
@@ -181,7 +181,10 @@ class RegistryClient:
                     yield response
                     return
                 if is_last:
-                    raise SignInRequired(self.host, "it refuses what it was told about us")
+                    raise SignInRequired(
+                        self.host,
+                        f"it refuses what it was told about us; {secret_hint(self.host)}",
+                    )
                 challenge = challenge_of(response.headers)
             self._auth.answer(challenge, scope, used=used)
 

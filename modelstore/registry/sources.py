@@ -95,7 +95,7 @@ def look_at(web: Web, access: Access, url: str) -> RemoteFile:
     headers = {"Range": "bytes=0-0"}  # not HEAD: signed URLs are often for GET alone
     with web.open("GET", url, headers=headers, authorization=access.authorization) as response:
         if response.status_code not in (200, 206):
-            raise refused(response, "the file")
+            raise refused(response, "the file", has_hint=True)
         found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
         text = found[3] if found else response.headers.get("content-length", "")
         if not text.isdecimal() or response.headers.get("content-type", "").startswith("text/html"):

@@ -13,6 +13,7 @@ import httpx
 from modelstore.errors import BadReply, ServerRefused
 from modelstore.registry.access import Pace
 from modelstore.registry.address import Policy
+from modelstore.registry.auth import secret_hint
 from modelstore.registry.connection import Transport
 
 # Source: Go's HTTP client, and so Ollama.
@@ -94,10 +95,12 @@ def read_all(response: httpx.Response, limit_bytes: int) -> bytes:
     return bytes(body)
 
 
-def refused(response: httpx.Response, what: str) -> ServerRefused:
-    """The error for a status that says no."""
+def refused(response: httpx.Response, what: str, *, has_hint: bool = False) -> ServerRefused:
+    """The error for a status that says no; with `has_hint` it says how one signs in."""
     proxy = str(response.extensions.get("proxy", ""))
-    return ServerRefused(host_of(str(response.url)), response.status_code, what, proxy)
+    host, status = host_of(str(response.url)), response.status_code
+    hint = secret_hint(host) if has_hint and status in (401, 403) else ""
+    return ServerRefused(host, status, what, proxy, hint)
 
 
 def host_of(url: str) -> str:

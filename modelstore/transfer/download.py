@@ -266,10 +266,10 @@ class Download:
                 self._give_up_or_wait(n_failures, error, at_once=is_fresh)
 
     def _give_up_or_wait(self, n_failures: int, error: StoreError, *, at_once: bool) -> None:
-        n_tries = self._effort.n_tries
+        n_tries = self._effort.tries_after(error)
         if n_failures >= n_tries:
             what = f"a part of blob {self.wanted.key.hex[:12]}"
-            raise TransferFailed(what, n_tries, str(error)) from error
+            raise TransferFailed(what, n_failures, str(error)) from error
         _log.warning("%s: failure %d of a part: %s", self.wanted.model, n_failures, error)
         self._update(note=f"try {n_failures + 1} of {n_tries} after: {error}")
         self._pause(0 if at_once else self._effort.pause_s(n_failures))

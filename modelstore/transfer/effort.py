@@ -29,6 +29,11 @@ class Effort:
     n_repair_pieces: int = 32
     least_repair_bytes: int = 64 << 10
 
+    def tries_after(self, error: StoreError) -> int:
+        """How many failures in a row, this one among them, end a transfer."""
+        # A page in place of the file, or one of another size, seldom becomes the right one.
+        return min(self.n_tries, 2) if isinstance(error, BadReply) else self.n_tries
+
     def pause_s(self, n_failures: int) -> float:
         """The pause after the `n_failures`th failure in a row, which is at least the first."""
         return self.first_pause_s * float(2 ** (n_failures - 1))

@@ -17,8 +17,7 @@ from filelock import FileLock, Timeout
 
 from modelstore.blobs import Blobs
 from modelstore.digest import Digest
-from modelstore.errors import DiskFull
-from modelstore.files import free_bytes, make_folders, write_atomically, writing
+from modelstore.files import check_room, make_folders, write_atomically, writing
 from modelstore.transfer.ranges import Range, RangeSet
 
 PARTIAL_SUFFIX = "-partial"
@@ -72,9 +71,7 @@ class Partial:
         self._journal_path = blobs.folder / (key.file_name + JOURNAL_SUFFIX)
         self._completed = self._resumable()
         needed = total - self._completed.n_bytes
-        free = free_bytes(blobs.folder)
-        if needed > free > 0:
-            raise DiskFull(needed, free)
+        check_room(blobs.folder, needed)
         with self._writing():
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -162,7 +159,8 @@ class Partial:
         return RangeSet(journal.completed)
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return writing(self._blobs.folder, self.total)
+        # What has arrived stays, so it is the rest that has no room.
+        return writing(self._blobs.folder, self.total - self._completed.n_bytes)
 
 
 @contextlib.contextmanager

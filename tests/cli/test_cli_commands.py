@@ -249,3 +249,11 @@ def test_quick_commands_import_little(stub: Stub, shell: Shell, argv: list[str])
     heavy = {"httpx", "rich", "numpy", "llama_cpp", "starlette", "uvicorn", "jinja2", "asyncio"}
     assert code == 0
     assert not heavy & set(modules)
+
+
+def test_a_model_without_its_weights_is_marked(stub: Stub, shell: Shell) -> None:
+    stub.on("GET", "/api/tags", Reply(body={"models": [{"name": "m:1", "incomplete": True}]}))
+    assert "weights missing or changed" in shell("list").out
+    stub.on("POST", "/api/show", Reply(body={**SHOWN, "problem": "the weights are missing"}))
+    result = shell("show", "m", "--modelfile")
+    assert (result.out, result.err) == ("FROM x\n", "Warning: the weights are missing\n")

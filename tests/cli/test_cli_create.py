@@ -86,10 +86,11 @@ def test_create_uploads_what_a_near_daemon_may_not_read(
         ("FROM .\n", "has neither GGUF nor safetensors files"),
         ("FROM ./x-00001-of-00002.gguf\n", "there is no file `./x-00001-of-00002.gguf`"),
         ("FROM m\nADAPTER ./lora/lora.safetensors\n", "convert_lora_to_gguf.py"),
-        ("FROM m\nDRAFT ./d.gguf\n", "there is no speculative decoding"),
+        ("FROM m\nDRAFT ./d.gguf\n", "line 2: there is no speculative decoding"),
         ("FROM ./Modelfile\n", "is not a GGUF file"),
-        ("FROM m\nPARAMETER heat 3\n", "unknown PARAMETER `heat`"),
-        ("FROM m\nPARAMETER top_k warm\n", 'option "top_k" must be of type integer'),
+        ("FROM m\nPARAMETER heat 3\n", "Modelfile line 2: unknown PARAMETER `heat`"),
+        ("FROM m\n\nPARAMETER top_k warm\n", 'line 3: option "top_k" must be of type integer'),
+        ("FROM m\nADAPTER ./Modelfile\n", "Modelfile` is not a GGUF file"),
         ("FROM m\nADAPTER m2\n", "ADAPTER takes a GGUF file"),
         ("SYSTEM x\n", "no FROM line"),
     ],
@@ -99,9 +100,21 @@ def test_create_refuses(shell: Shell, stub: Stub, tmp_path: Path, text: str, par
     (tmp_path / "lora").mkdir()
     (tmp_path / "lora" / "lora.safetensors").touch()
     result = shell("create", "n", "-f", str(tmp_path / "Modelfile"))
-    assert result.code in (1, 2)
+    assert result.code == 2
     assert part in result.err
     assert not stub.asked("/api/create")
+
+
+def test_an_adapter_that_is_none_is_refused_before_the_weights_are_sent(
+    stub: Stub, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.commands.create.is_loopback", lambda _: False)
+    (tmp_path / "w.gguf").write_bytes(b"GGUF and more")
+    (tmp_path / "lora.bin").write_bytes(b"something else")
+    (tmp_path / "Modelfile").write_text("FROM ./w.gguf\nADAPTER ./lora.bin\n")
+    result = shell("create", "n", "-f", str(tmp_path / "Modelfile"))
+    assert (result.code, "lora.bin` is not a GGUF file" in result.err) == (2, True)
+    assert not any(request.path.startswith("/api/blobs") for request in stub.requests)
 
 
 def test_create_without_a_modelfile(
@@ -150,7 +163,7 @@ def test_create_says_what_is_in_the_place_of_a_file(
     assert (weights.code, weights.err) == (2, f"Error: {said}; --from-file takes a GGUF file\n")
     by_name = shell("create", "n", "-f", "-", stdin=f"FROM {path}\n")
     if what == "folder":  # which can hold a model
-        assert (by_name.code, "has neither GGUF nor" in by_name.err) == (1, True)
+        assert (by_name.code, "has neither GGUF nor" in by_name.err) == (2, True)
     else:
         assert (by_name.code, said in by_name.err) == (2, True)
     modelfile = shell("create", "n", "-f", str(path))
@@ -218,7 +231,7 @@ def test_create_names_a_folder_of_a_near_daemon(stub: Stub, shell: Shell, tmp_pa
     assert shell("create", "n", "--from-file", str(second)).code == 0
     (tmp_path / "x-00001-of-00002.gguf").unlink()
     missing = shell("create", "n", "--from-file", str(second))
-    assert (missing.code, "`x-00001-of-00002.gguf` is missing" in missing.err) == (1, True)
+    assert (missing.code, "`x-00001-of-00002.gguf` is missing" in missing.err) == (2, True)
     bodies = [request.json for request in stub.asked("/api/create")]
     assert [body["path"] for body in bodies] == [str(tmp_path), str(second)]
 
@@ -245,3 +258,11 @@ def test_create_leaves_out_parameters_without_effect(
         ],
     )
     assert stub.asked("/api/create")[0].json["parameters"] == {"top_k": 3}
+
+
+def test_create_tells_which_instructions_have_no_effect(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/create", Reply(lines=[{"status": "success"}]))
+    text = "FROM m\nRENDERER r\nREQUIRES 0.1.0\n"
+    assert shell("create", "n", "-f", "-", stdin=text).err.splitlines()[:2] == [
+        f"warning: {word} has no effect; it is only kept" for word in ("RENDERER", "REQUIRES")
+    ]

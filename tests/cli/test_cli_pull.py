@@ -64,6 +64,13 @@ def test_a_failure_in_the_middle_is_the_last_line(stub: Stub, shell: Shell) -> N
     assert result.err == f"pulling manifest\nError: {refusal['error']}\n"
 
 
+@pytest.mark.parametrize("command", ["pull", "push"])
+def test_a_model_that_is_not_there_has_its_own_code(stub: Stub, shell: Shell, command: str) -> None:
+    refusal = {"error": "there is none", "code": "model_not_found"}
+    stub.on("POST", f"/api/{command}", Reply(lines=[STEPS[0], refusal]))
+    assert shell(command, "m").code == 4
+
+
 def test_ctrl_c_says_that_the_pull_can_go_on(
     stub: Stub, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,7 +299,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(tmp_path):
 
 
 def test_an_upload_that_the_store_refuses_is_not_read_to_its_end(tmp_path, monkeypatch):
-    def full(self, chunks, expected):
+    def full(self, chunks, expected, *, total_bytes):
         next(iter(chunks))
         raise DiskFull(5, 4)
 
@@ -312,6 +312,17 @@ def test_an_upload_that_the_store_refuses_is_not_read_to_its_end(tmp_path, monke
         return await exchange.run()
 
     assert asyncio.run(main())[0] == 507
+
+
+def test_an_upload_that_cannot_fit_is_refused_before_it_comes(tmp_path):
+    async def main():
+        exchange = upload(tmp_path / "store")
+        exchange.scope["headers"].append((b"content-length", b"%d" % (1 << 60)))
+        return await exchange.run()  # nobody sends a byte
+
+    status, _, body = asyncio.run(main())
+    assert status == 507
+    assert f"needs {1 << 60} bytes" in json.loads(body)["error"]
 
 
 def test_create_from_a_blob(tmp_path, gguf):
@@ -357,7 +368,8 @@ def test_a_stranger_names_no_file_of_this_machine(root, gguf, where):
     [
         ({}, 400, "neither 'from' or 'files' was specified"),
         # It would be pulled, but not from there.
-        ({"from": "127.0.0.1:1/a/nope"}, 403, "LOCALRUN_REGISTRIES"),
+        ({"from": "127.0.0.1:1/a/nope"}, 404, "not found, and it cannot be pulled: `127.0.0.1"),
+        ({"from": "127.0.0.1:1/a/nope"}, 404, "LOCALRUN_REGISTRIES"),
         ({"files": {"../a": DIGEST}}, 400, "file path must be relative"),
         ({"files": {"a.gguf": ""}}, 400, "invalid digest format"),
         ({"path": "/etc/passwd"}, 403, "is not a GGUF file"),
@@ -384,7 +396,7 @@ def test_a_failure_on_the_way(root, monkeypatch, stream):
     status, reply = ask(root, "POST", "/api/create", {"model": "new", "stream": stream})
     if stream:
         first, last = steps(reply)
-        assert (status, first, list(last)) == (200, {"status": "one"}, ["error"])
+        assert (status, first, last["code"]) == (200, {"status": "one"}, "disk_full")
     else:
         assert status == 507
 
@@ -414,3 +426,26 @@ def test_a_client_that_leaves_ends_the_making(root, monkeypatch, stream):
 
     asyncio.run(main())
     assert is_closed.wait(30)
+
+
+def test_what_follows_an_operation_cannot_spoil_its_answer(root):
+    class Broken(ScriptedService):
+        async def unload_unnamed(self):
+            raise OSError("the folder is gone")
+
+    body = {"model": "new", "from": "tiny", "stream": False}
+    assert ask(root, "POST", "/api/create", body, service=Broken()) == (200, {"status": "success"})
+
+
+def test_a_model_without_its_weights_is_shown_as_such(root, gguf):
+    def looks():
+        (row,) = ask(root, "GET", "/api/tags")[1]["models"]
+        shown = ask(root, "POST", "/api/show", {"model": "tiny"})
+        return row.get("incomplete"), shown[0], shown[1].get("problem")
+
+    assert looks() == (None, 200, None)
+    store = Store(root)
+    store.blobs.delete(store.resolve("tiny").weight_digests[0])
+    is_incomplete, status, problem = looks()
+    assert (is_incomplete, status) == (True, 200)
+    assert "`localrun verify --repair tiny:latest`" in problem

@@ -55,6 +55,12 @@ def test_df_shows_models_and_the_whole(stub: Stub, shell: Shell) -> None:
     )
 
 
+def test_one_missing_blob_is_one(stub: Stub, shell: Shell) -> None:
+    models = [{"name": "a:1", "size": 1000, "missing": 1}]
+    stub.on("GET", "/api/df", Reply(body={**USE, "models": models}))
+    assert "1 blob missing\n" in shell("df").out
+
+
 def test_df_of_an_empty_store_is_short(stub: Stub, shell: Shell) -> None:
     stub.on("GET", "/api/df", Reply(body={"disk_free": 1000}))
     assert shell("df").out == (
@@ -66,8 +72,9 @@ def test_df_of_an_empty_store_is_short(stub: Stub, shell: Shell) -> None:
 def test_prune_sends_its_flags_and_shows_what_went(
     stub: Stub, shell: Shell, flags: tuple[str, ...]
 ) -> None:
+    stayed = {"spared": 3, "young": 2, "min_age_s": 300}
     gone = [{**PIECE, "model": "big:1", "total": 8000}, {**PIECE, "kind": "new kind"}]
-    stub.on("POST", "/api/prune", Reply(body={"gone": gone, "freed": 4000, "spared": 2}))
+    stub.on("POST", "/api/prune", Reply(body={"gone": gone, "freed": 4000, **stayed}))
     result = shell("prune", *flags)
     assert result.code == 0
     verb = "would free" if "--dry-run" in flags else "freed"
@@ -77,7 +84,10 @@ def test_prune_sends_its_flags_and_shows_what_went(
         "new kind            abababababab    2 KB\n"
         f"\n{verb} 4 KB\n"
     )
-    assert result.err == "2 files stayed: too young, or in use\n"
+    assert result.err == (
+        "2 files stayed: younger than 5 min, so a model may yet be made of it; prune again later\n"
+        "1 file stayed: in use, or too young to be given up\n"
+    )
     assert stub.asked("/api/prune")[0].json == {
         name: f"--{name.replace('_', '-')}" in flags for name in ("dry_run", "partials", "foreign")
     }

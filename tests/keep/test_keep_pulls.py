@@ -70,7 +70,11 @@ def test_an_interrupted_pull_is_shown_and_a_command_frees_its_disk(
         assert code == 1
         assert "is being downloaded" in err
         code, out, err = cli(daemon, "prune")
-        assert (code, out, err) == (0, "freed 0 B\n", "1 file stayed: too young, or in use\n")
+        assert (code, out, err) == (
+            0,
+            "freed 0 B\n",
+            "1 file stayed: in use, or too young to be given up\n",
+        )
         pulling.send_signal(signal.SIGINT)
         pulling.communicate(timeout=60)
         assert pulling.returncode == 130

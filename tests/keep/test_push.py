@@ -245,6 +245,8 @@ def test_what_cannot_be_pushed_is_refused_before_anything_is_sent(
     add(store, "m")
     with pytest.raises(SignInRequired, match="signing key"):
         next(push(store, nobody, ModelName.parse("m")))
+    with pytest.raises(ModelNotFound):
+        next(push(store, nobody, ModelName.parse("absent")))
     name = ModelName.parse(f"{front.host}/library/m")
     steps = push(store, access(f"http://{front.host}"), name)
     assert [next(steps).status, next(steps).status] == [
@@ -331,7 +333,7 @@ def test_a_daemon_pushes_and_says_where(
     assert (code, out) == (1, "")
     assert "signing key" in err
     code, _, err = cli("push", f"{registry.host}/library/nosuch")
-    assert code == 1
+    assert code == 4
     assert "not found" in err
     daemon.json("POST", "/api/push", {"model": "a b"}, status=400)
 

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,19 @@ DIGEST = Digest.of(DATA)
 @pytest.fixture
 def blobs(tmp_path: Path) -> Blobs:
     return Blobs(tmp_path / "store")
+
+
+class _Full:
+    def write(self, chunk: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        pass
+
+
+def _small_disk(monkeypatch: pytest.MonkeyPatch, free: int, *, total: int = 1 << 30) -> None:
+    disk = SimpleNamespace(total=total, free=free)
+    monkeypatch.setattr("modelstore.files.shutil.disk_usage", lambda folder: disk)
 
 
 def _files(blobs: Blobs) -> list[str]:
@@ -133,7 +147,7 @@ def test_a_copy_that_cannot_fit_is_refused_before_it_is_written(
     source = tmp_path / "source"
     source.write_bytes(DATA)
     monkeypatch.setattr(os, "copy_file_range", _fails(errno.EXDEV), raising=False)
-    monkeypatch.setattr(blobs_module, "free_bytes", lambda folder: 100)
+    _small_disk(monkeypatch, 100)
     with (
         source.open("rb") as file,
         blobs.writer(total_bytes=len(DATA)) as writer,
@@ -142,6 +156,55 @@ def test_a_copy_that_cannot_fit_is_refused_before_it_is_written(
         list(writer.copy_from(file))
     assert (caught.value.needed_bytes, caught.value.free_bytes) == (len(DATA), 100)
     assert _files(blobs) == []
+
+
+def test_a_stream_of_known_length_is_refused_before_a_byte_is_read(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs.ingest([DATA], None)
+    _small_disk(monkeypatch, 100)
+    chunks = iter([b"x" * 101])
+    with pytest.raises(DiskFull, match="needs 101 bytes, 100 are free"):
+        blobs.ingest(chunks, Digest.of(b"x" * 101), total_bytes=101)
+    assert next(chunks)
+    assert blobs.ingest([DATA], DIGEST, total_bytes=len(DATA)) == (DIGEST, False)
+    assert _files(blobs) == [DIGEST.file_name]
+
+
+def test_a_stream_of_unknown_length_ends_before_the_disk_is_full(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _small_disk(monkeypatch, 1 << 20)
+    piece = b"x" * (1 << 20)
+    sent = iter([piece] * 100)
+    with pytest.raises(DiskFull) as caught:
+        blobs.ingest(sent, None)
+    assert caught.value.needed_bytes > caught.value.free_bytes
+    assert len(list(sent)) == 91
+    assert _files(blobs) == []
+
+
+def test_the_figures_of_a_disk_that_fills_up_are_those_from_before(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _small_disk(monkeypatch, 0, total=0)  # what cannot be told refuses nothing
+    with blobs.writer() as writer:
+        writer.write(DATA)
+        writer._file.close()
+        monkeypatch.setattr(writer, "_file", _Full())
+        with pytest.raises(DiskFull) as caught:
+            writer.write(DATA)
+    assert (caught.value.needed_bytes, caught.value.free_bytes) == (2 * len(DATA), len(DATA))
+
+
+def test_a_full_disk_says_what_a_link_needs(
+    blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(DATA)
+    monkeypatch.setattr(blobs_module, "write_atomically", _fails(errno.ENOSPC))
+    with pytest.raises(DiskFull, match=r"a few KB are needed, [0-9]+ bytes are free"):
+        blobs.link_in_place(source)
 
 
 def test_a_refusing_file_system_is_named_with_the_user(

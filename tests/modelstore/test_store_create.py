@@ -234,3 +234,15 @@ def test_a_real_model_is_registered_in_place(store: Store, smollm2_path: Path) -
         "134.52M",
         "Q4_1",
     )
+
+
+def test_a_file_whose_copy_is_stored_is_not_used_in_place_and_that_is_said(
+    store: Store, gguf_path: Path
+) -> None:
+    assert not any("in place" in line.status for line in make(store, "m", path=gguf_path))
+    (line,) = (
+        line
+        for line in make(store, "n", path=gguf_path, in_place=True)
+        if "in place" in line.status
+    )
+    assert line.status.startswith("warning: `Tiny Model.gguf` is not used in place")

@@ -5,15 +5,16 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from modelstore import blobs as blobs_module
 from modelstore.create import CreateRequest, Progress, create
 from modelstore.errors import (
     DiskFull,
     InvalidCreate,
     JobFailed,
+    ManifestNotFound,
     ModelNotFound,
     UnsupportedFormat,
 )
@@ -170,7 +171,8 @@ def test_what_is_not_right_never_becomes_visible(
 def test_room_is_checked_before_the_job_begins(
     store: Store, f16_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs_module, "free_bytes", lambda _: 100)
+    disk = SimpleNamespace(total=1 << 40, free=100)
+    monkeypatch.setattr("modelstore.files.shutil.disk_usage", lambda folder: disk)
     with pytest.raises(DiskFull) as caught:
         make(store, path=f16_path, quantize="F16", job=script("sys.exit(70)"))
     assert caught.value.free_bytes == 100
@@ -244,3 +246,16 @@ def test_a_model_that_cannot_be_fetched_is_the_fetchers_error(store: Store) -> N
     with pytest.raises(ModelNotFound, match="far:latest"):
         list(create(store, request, check_parameters=checked, fetch=fetch))
     assert store.list() == []
+
+
+def test_a_model_that_cannot_be_pulled_is_called_missing_with_the_reason(store: Store) -> None:
+    def fetch(name: ModelName) -> Iterator[Progress]:
+        raise ManifestNotFound(name.full())
+        yield
+
+    request = CreateRequest("child", from_="far")
+    with pytest.raises(ModelNotFound) as caught:
+        list(create(store, request, check_parameters=checked, fetch=fetch))
+    assert str(caught.value).startswith(
+        "model 'far:latest' not found, and it cannot be pulled: pull model manifest: file does not"
+    )

@@ -143,7 +143,19 @@ def test_the_shown_modelfile_would_make_the_model_again(store: Store) -> None:
 
 def test_a_text_that_a_modelfile_cannot_carry_does_not_stop_the_display(store: Store) -> None:
     record, _ = make(store, system='a"""\nbell\a')
-    assert parse(render_modelfile(record)).system == "a'''\nbell"
+    text = render_modelfile(record)
+    assert text.startswith("# SYSTEM is not exact: ")
+    assert parse(text).system == "a'''\nbell"
+
+
+@pytest.mark.parametrize("text", ["a\r\nb", "\u2028a", 'a"""\n"b'])
+def test_each_text_that_is_not_exact_is_named_once(store: Store, text: str) -> None:
+    message = {"role": "user", "content": text}
+    record, _ = make(
+        store, template="t", licenses=("MIT", text), messages=(message, message), system="s"
+    )
+    heading = [line.split(":")[0] for line in render_modelfile(record).split("\n")[:2]]
+    assert heading == ["# LICENSE is not exact", "# MESSAGE is not exact"]
 
 
 def test_a_model_without_a_template_is_shown_without_one(store: Store) -> None:

@@ -69,6 +69,7 @@ class FaultyRegistry:
 
     plan: Plan = lambda asked: None
     manifests: dict[str, bytes] = field(default_factory=dict)
+    manifest_status: int = 200
     blobs: dict[str, bytes] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
     n_bytes: int = 0
@@ -135,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             challenge = f'Bearer realm="{registry.realm}",service="fake",scope="repository:x:pull"'
             self._plain(401, b"secret of the server", {"WWW-Authenticate": challenge})
         elif self.path in registry.manifests:
-            self._plain(200, registry.manifests[self.path])
+            self._plain(registry.manifest_status, registry.manifests[self.path])
         elif blob is not None:
             self._blob(asked, blob, registry.plan(asked) or Fault())
         else:

@@ -20,6 +20,7 @@ from modelstore.errors import (
     IncompleteModel,
     InvalidGGUF,
     ManifestNotFound,
+    ServerRefused,
     StoreError,
     UnsupportedFormat,
 )
@@ -224,20 +225,36 @@ def test_a_digest_that_is_none_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "words"),
     [
-        b"",
-        b"<html>secret of the server</html>",
-        b"[]",
-        b'{"layers":[]}',
-        b'{"config":{"mediaType":"x","digest":"sha256:' + b"a" * 64 + b'","size":-1}}',
+        (b"", "the answer is empty"),
+        (b"<html>secret of the server</html>", "a page of HTML"),
+        (b"secret of the server", "not JSON"),
+        (b"[]", "no object"),
+        (b'{"layers":[]}', "it has no config and no layers"),
+        (b'{"manifests":[{"digest":"secret"}]}', "an index of manifests"),
+        (
+            b'{"config":{"mediaType":"x","digest":"sha256:' + b"a" * 64 + b'","size":-1},'
+            b'"layers":[1]}',
+            "its fields are not those",
+        ),
     ],
 )
-def test_a_manifest_that_is_none(puller: Puller, registry: FaultyRegistry, body: bytes) -> None:
+def test_a_manifest_that_is_none(
+    puller: Puller, registry: FaultyRegistry, body: bytes, words: str
+) -> None:
     registry.manifests["/v2/a/b/manifests/latest"] = body
     with pytest.raises(BadManifest) as caught:
         list(puller.pull(f"{registry.host}/a/b"))
+    assert words in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_a_refusal_says_how_one_signs_in(puller: Puller, registry: FaultyRegistry) -> None:
+    registry.manifests["/v2/a/b/manifests/latest"] = b"{}"
+    registry.manifest_status = 403
+    with pytest.raises(ServerRefused, match="LOCALRUN_REGISTRIES"):
+        list(puller.pull(f"{registry.host}/a/b"))
 
 
 def test_a_manifest_has_a_bound(puller: Puller, registry: FaultyRegistry) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +95,12 @@ def test_pauses_double() -> None:
 )
 def test_what_may_pass(error: Any, expected: bool) -> None:
     assert may_pass(error) is expected
+
+
+def test_a_reply_that_is_none_is_tried_twice() -> None:
+    assert Effort().tries_after(BadReply("h", "html")) == 2
+    assert Effort(n_tries=1).tries_after(BadReply("h", "html")) == 1
+    assert Effort().tries_after(HostUnreachable("h", "reset")) == 6
 
 
 @pytest.mark.parametrize(
@@ -274,19 +281,19 @@ def test_stalls_and_resets_are_tried_again_from_the_last_good_byte(
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "words", "n_tries"),
     [
-        (Fault(stall_at=0), "stalled"),
-        (Fault(status=500), "status 500"),
-        (Fault(status=429), "status 429"),
-        (Fault(html=True), "page of HTML"),
-        (Fault(claims_total=5), "a part of 5 bytes"),
-        (Fault(starts_off_by=1), "were asked for"),
-        (Fault(whole=True, claims_total=SIZE + 1), "bytes where"),
+        (Fault(stall_at=0), "stalled", 6),
+        (Fault(status=500), "status 500", 6),
+        (Fault(status=429), "status 429", 6),
+        (Fault(html=True), "page of HTML", 2),
+        (Fault(claims_total=5), "a part of 5 bytes", 2),
+        (Fault(starts_off_by=1), "were asked for", 2),
+        (Fault(whole=True, claims_total=SIZE + 1), "bytes where", 2),
     ],
 )
 def test_a_server_that_never_behaves_ends_with_one_error(
-    puller: Puller, registry: FaultyRegistry, gguf: Make, fault: Fault, words: str
+    puller: Puller, registry: FaultyRegistry, gguf: Make, fault: Fault, words: str, n_tries: int
 ) -> None:
     data = gguf(SIZE)
     name = offer(registry, data)
@@ -295,7 +302,7 @@ def test_a_server_that_never_behaves_ends_with_one_error(
         followed(puller.pull(name))
     assert words in str(caught.value)
     assert "secret of the server" not in str(caught.value)
-    assert sum(asked.start == 0 for asked in registry.of(data)) == 6
+    assert sum(asked.start == 0 for asked in registry.of(data)) == n_tries
     assert puller.store.list() == []
 
 
@@ -454,6 +461,7 @@ from modelstore.registry.address import parse_registry
 from modelstore.store import Store
 from modelstore.transfer.transfers import Transfers
 from pathlib import Path
+from types import SimpleNamespace
 
 root, host = sys.argv[1:]
 puller = Puller(Store(Path(root)), Transfers(), Access((parse_registry("http://" + host),)))
@@ -521,7 +529,8 @@ def test_a_blob_that_cannot_fit_is_refused_before_it_is_asked_for(
 ) -> None:
     data = gguf(SIZE)
     name = offer(registry, data)
-    monkeypatch.setattr("modelstore.pull.free_bytes", lambda folder: 1_000_000)
+    disk = SimpleNamespace(total=1 << 40, free=1_000_000)
+    monkeypatch.setattr("modelstore.files.shutil.disk_usage", lambda folder: disk)
     with pytest.raises(DiskFull) as caught:
         followed(puller.pull(name))
     assert (caught.value.needed_bytes, caught.value.free_bytes) == (len(data) + 23, 1_000_000)
