@@ -7,6 +7,7 @@ in a form that says the same (`histories`). Only the template's text makes contr
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 from localrun.core import FillPrompt, Message
 from localrun.errors import TemplateFailed
@@ -15,6 +16,8 @@ from localrun.runner.model import Vocab
 from localrun.runner.prompt.histories import forms, holds_all, without_prefill
 from localrun.runner.prompt.spelling import Piece, Spellings
 from localrun.runner.prompt.templates import JinjaTemplate, render_plain
+
+T = TypeVar("T")
 
 Render = Callable[[Sequence[Message]], str]
 Fill = Callable[[str, str], str]
@@ -37,10 +40,11 @@ class Renderer:
             # Few models have one, and the engine for them takes 3 MB of every runner.
             from localrun.runner.prompt.go_template import go_template
 
-            return go_template(go_source).render
+            return _bounded(lambda: go_template(go_source).render)
         if self._vocab.chat_template is None:
             return render_plain
-        return self._own_template.render
+        # Compiling evaluates constants.
+        return _bounded(lambda: self._own_template.render)
 
     @cached_property
     def _own_template(self) -> JinjaTemplate:
@@ -89,14 +93,17 @@ def fill_template(go_source: str | None) -> Fill | None:
         return None
     from localrun.runner.prompt.go_template import go_template
 
-    return go_template(go_source).render_fill
+    return _bounded(lambda: go_template(go_source).render_fill)
 
 
-def _bounded(render: Callable[[], str]) -> str:
-    """What `render` makes; tokenizing has to stay outside, since llama.cpp ends without memory."""
+def _bounded(work: Callable[[], T]) -> T:
+    """What comes of `work` on a template, compiling included.
+
+    Tokenizing has to stay outside, since llama.cpp ends without memory.
+    """
     try:
         with bounded_memory():
-            return render()
+            return work()
     except MemoryError:
         raise TemplateFailed("it takes too much memory") from None
 
