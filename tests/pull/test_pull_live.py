@@ -448,7 +448,7 @@ def test_what_is_no_name_is_400_and_goes_nowhere(
     assert error.startswith("pull model manifest: file does not exist")
     assert f"{registry.host}/a/unknown:latest" in error
     last = pull(daemon, f"{registry.host}/a/unknown")[-1]
-    assert last == {"error": error}
+    assert last == {"error": error, "code": "model_not_found"}
     assert "secret of the server" not in error
 
 
