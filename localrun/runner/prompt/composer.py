@@ -129,5 +129,6 @@ class Composer:
                 tokenize,
                 keep=lambda tokens: self._n_keep(submit, tokens),
                 num_predict=sampling.num_predict,
+                n_context=len(context),
             )
         return Fitted(fitted.tokens, fitted.n_dropped + n_left_out)

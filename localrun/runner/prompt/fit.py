@@ -150,12 +150,14 @@ def cut_last_turn(
     *,
     keep: Callable[[list[int]], int],
     num_predict: int,
+    n_context: int = 0,
 ) -> Fitted:
     """What always stays, with the middle of the last turn left out.
 
-    `keep` says how many of the first tokens stay at least. What stands before the text of that
-    turn stays whole, the system text and the turn's beginning as the template spells it, and so
-    does what stands behind it: else a user's words could end up as somebody else's.
+    `keep` says how many of the first tokens stay at least. Of the first `n_context` tokens, an
+    earlier conversation, the middle goes first, if that is enough. What stands before the text of
+    that turn stays whole, the system text and the turn's beginning as the template spells it, and
+    so does what stands behind it: else a user's words could end up as somebody else's.
     Raises ContextOverflow when the window holds no more than that.
     """
     always = _without_oldest(messages, len(messages) - 1)
@@ -165,10 +167,12 @@ def cut_last_turn(
     empty = tokenize([*always[:-1], replace(always[-1], content="")])
     pairs = zip(tokens, empty, strict=False)
     n_head = next((n for n, (one, other) in enumerate(pairs) if one != other), len(empty))
-    n_keep = max(n_keep, n_head)
     shorter = cut(tokens, n_ctx, n_keep=n_keep, num_predict=num_predict)
-    if len(shorter.tokens) - n_keep <= len(empty) - n_head:
-        raise ContextOverflow(len(tokens), n_ctx)
+    if not n_context or len(shorter.tokens) - n_keep < len(tokens) - n_context:
+        n_keep = max(n_keep, n_head)
+        shorter = cut(tokens, n_ctx, n_keep=n_keep, num_predict=num_predict)
+        if len(shorter.tokens) - n_keep <= len(empty) - n_head:
+            raise ContextOverflow(len(tokens), n_ctx)
     n_turns = (_n_chars(messages) - _n_chars(always)) // _CHARS_PER_TOKEN
     return Fitted(shorter.tokens, shorter.n_dropped + n_turns)
 
