@@ -5,18 +5,15 @@ for the few names that users write that way. A value that does not parse stops t
 sentence that names the variable. `SETTINGS` also produces `serve --help` and the README's table.
 """
 
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import urlsplit
 
+from localrun import setting_texts as texts
 from localrun.core import KvLayout
+from localrun.setting_texts import DEFAULT_PORT
 from localrun.units import parse_duration_s, parse_size_bytes, parse_switch
-
-DEFAULT_PORT = 11434
 
 
 class BadSetting(Exception):
@@ -117,128 +114,11 @@ class Setting:
     bare: bool = False
 
 
-# Counts end up as 32-bit numbers in llama.cpp.
-_INT32_MAX = 2**31 - 1
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError(f"`{text}` is not a whole number of at least 1")
-    if int(text) > _INT32_MAX:
-        raise ValueError(f"`{text}` is more than {_INT32_MAX}")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    return 0 if text == "0" else _count(text)
-
-
-def _auto_count(text: str) -> int | None:
-    return None if text in ("0", "auto") else _count(text)
-
-
-def _auto(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse`, and None for the word `auto`."""
-    return lambda text: None if text.lower() == "auto" else parse(text)
-
-
-def _milliseconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"`{text}` is not a number of milliseconds above 0; write 50 or auto")
-    return value
-
-
-def _choice(*values: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in values:
-            raise ValueError(f"`{text}` is not one of {', '.join(values)}")
-        return text.lower()
-
-    return parse
-
-
-def _timeout_s(text: str) -> float:
-    seconds = parse_duration_s(text)
-    return math.inf if seconds == 0 else seconds
-
-
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _token(text: str) -> str:
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("this is not a token: it has spaces or other characters than ASCII")
-    return text
-
-
-def parse_host(text: str) -> tuple[str, int]:
-    """(host, port) of `host`, `host:port`, `:port`, `[::1]:port` or an http URL.
-
-    Source: Ollama's OLLAMA_HOST; an `http://` URL without a port means port 80 there and here.
-    Raises ValueError with a sentence.
-    """
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        scheme, rest = "", text
-    if scheme not in ("", "http"):
-        raise ValueError(f"`{text}` must be host:port or an http:// address")
-    rest = rest.split("/", 1)[0]
-    if rest.count(":") > 1 and not rest.startswith("["):
-        rest = f"[{rest}]"
-    try:
-        parts = urlsplit(f"//{rest}")
-        port = parts.port
-    except ValueError:
-        raise ValueError(f"`{text}` has no port between 0 and 65535; write host:port") from None
-    default_port = 80 if scheme else DEFAULT_PORT
-    host = parts.hostname
-    if host is None:
-        host = "0.0.0.0" if rest.startswith(":") else "127.0.0.1"
-    return host, default_port if port is None else port
-
-
-def parse_overheads(text: str) -> dict[str, int]:
-    """Bytes by device name of `1GiB` or `CUDA0=2GiB,RPC0=20GiB`; the empty name means all others.
-
-    Raises ValueError with a sentence.
-    """
-    overheads: dict[str, int] = {}
-    for part in _list(text):
-        device, separator, size = part.rpartition("=")
-        device = device.strip()
-        if separator and not device:
-            raise ValueError(f"`{part}` names no device; write CUDA0=2GiB")
-        if device in overheads:
-            raise ValueError(f"there are two sizes for {device or 'all devices'}; give one")
-        overheads[device] = parse_size_bytes(size)
-    return overheads
-
-
-def parse_rpc_servers(text: str) -> tuple[str, ...]:
-    """Servers of `host:port,host:port`. Raises ValueError with a sentence."""
-    servers = _list(text)
-    for server in servers:
-        host, _, port = server.rpartition(":")
-        # llama.cpp takes what follows the first colon for the port and ends the process when that
-        # is no number, so an IPv6 address cannot be written.
-        is_host = bool(host) and not re.search(r"[\s:/@\[\]]", host)
-        if not is_host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"`{server}` is not host:port, with a name or an IPv4 address")
-    if len(set(servers)) < len(servers):
-        raise ValueError(f"`{text}` names a server twice")
-    return servers
-
-
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "HOST",
         ("host", "port"),
-        parse_host,
+        texts.parse_host,
         "127.0.0.1:11434",
         "address the daemon listens on and the CLI connects to",
     ),
@@ -254,7 +134,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "NUM_PARALLEL",
         ("num_parallel",),
-        _count,
+        texts.count,
         "8",
         "sequences that one model serves at once",
         bare=True,
@@ -262,7 +142,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "MAX_LOADED_MODELS",
         ("max_loaded_models",),
-        _auto_count,
+        texts.auto_count,
         "3 for each GPU",
         "models in memory at once; without a GPU 3",
         bare=True,
@@ -270,7 +150,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "MAX_QUEUE",
         ("max_queue",),
-        _count,
+        texts.count,
         "512",
         "requests that may wait for a slot before 503",
         bare=True,
@@ -278,7 +158,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "CONTEXT_LENGTH",
         ("context_length",),
-        _auto_count,
+        texts.auto_count,
         "by GPU memory",
         "tokens of a sequence unless the model or request says otherwise: 4096, from 23 GiB of "
         "GPU memory 32768, from 47 GiB 262144",
@@ -286,14 +166,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "KV_CACHE_TYPE",
         ("kv_cache_type",),
-        _choice("f16", "q8_0", "q4_0"),
+        texts.choice("f16", "q8_0", "q4_0"),
         "f16",
         "type of the KV cache",
     ),
     Setting(
         "KV_POOL",
         ("kv_pool",),
-        _auto_count,
+        texts.auto_count,
         "auto",
         "tokens in the KV cache of a model, all its sequences together",
         ollama=False,
@@ -301,7 +181,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "KV_LAYOUT",
         ("kv_layout",),
-        _auto(_choice(*get_args(KvLayout))),
+        texts.auto(texts.choice(*get_args(KvLayout))),
         "auto",
         "KV cache: unified, one pool for all sequences; split, a window for each slot; or auto",
         ollama=False,
@@ -309,7 +189,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "HOST_TIER",
         ("host_tier_bytes",),
-        _auto(parse_size_bytes),
+        texts.auto(parse_size_bytes),
         "auto",
         "memory for the KV of sequences that had to leave the cache, such as 2GiB; 0 for none, "
         "auto an eighth of the cache",
@@ -318,14 +198,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "FLASH_ATTENTION",
         ("flash_attention",),
-        _auto(parse_switch),
+        texts.auto(parse_switch),
         "auto",
         "flash attention: 1, 0 or auto",
     ),
     Setting(
         "GPU_OVERHEAD",
         ("gpu_overhead_bytes",),
-        parse_overheads,
+        texts.parse_overheads,
         "0",
         "memory of each GPU that no model gets, such as 1GiB, or CUDA0=2GiB,RPC0=20GiB",
     ),
@@ -339,7 +219,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "RPC_SERVERS",
         ("rpc_servers",),
-        parse_rpc_servers,
+        texts.parse_rpc_servers,
         "",
         "host:port of llama.cpp's RPC servers, comma separated, whose memory models may use; in "
         "trusted networks only",
@@ -348,7 +228,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "REGISTRIES",
         ("registries",),
-        _list,
+        texts.names,
         "",
         "registries that may be contacted though they are not public hosts with https, comma "
         "separated: host:port, http://host:port, or https://user:password@host to sign in",
@@ -357,7 +237,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "HF_TOKEN",
         ("hf_token",),
-        _token,
+        texts.token,
         "",
         "access token for private and gated models of Hugging Face, sent to nobody else",
         ollama=False,
@@ -366,7 +246,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "TPOT_TARGET_MS",
         ("tpot_target_ms",),
-        _auto(_milliseconds),
+        texts.auto(texts.milliseconds),
         "auto",
         "milliseconds that a step may take when prompts are computed beside running answers",
         ollama=False,
@@ -382,7 +262,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "TRUNCATE",
         ("truncate",),
-        _choice("drop", "error"),
+        texts.choice("drop", "error"),
         "drop",
         "prompts beyond the window: drop what is oldest and say so, or answer with an error",
         ollama=False,
@@ -390,14 +270,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "LOAD_TIMEOUT",
         ("load_timeout_s",),
-        _timeout_s,
+        texts.timeout_s,
         "5m",
         "how long a load or a step may go without progress",
     ),
     Setting(
         "NUM_THREAD",
         ("num_thread",),
-        _auto_count,
+        texts.auto_count,
         "cores available",
         "CPU threads of a model",
         ollama=False,
@@ -405,7 +285,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "ORIGINS",
         ("origins",),
-        _list,
+        texts.names,
         "",
         "further browser origins that may call the API, comma separated; `*` is all of them, but "
         "without an API key only for what changes no models",
@@ -413,7 +293,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "LOG_LEVEL",
         ("log_level",),
-        _choice("debug", "info", "warning", "error"),
+        texts.choice("debug", "info", "warning", "error"),
         "info",
         "least level of log lines",
         ollama=False,
@@ -421,7 +301,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "API_KEY",
         ("api_key",),
-        _token,
+        texts.token,
         "",
         "key that every request to the daemon must bring, as `Authorization: Bearer KEY`; the CLI "
         "sends it",
@@ -438,7 +318,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "MAX_RUNNING_PER_KEY",
         ("max_running_per_key",),
-        _auto_count,
+        texts.auto_count,
         "no limit",
         "requests for text that one API key may have running",
         ollama=False,
@@ -446,7 +326,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "MAX_QUEUED_PER_KEY",
         ("max_queued_per_key",),
-        _whole,
+        texts.whole,
         "as MAX_QUEUE",
         "requests of one API key that wait while MAX_RUNNING_PER_KEY run, before 429",
         ollama=False,

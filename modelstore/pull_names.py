@@ -10,9 +10,9 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from modelstore.errors import InvalidName
 from modelstore.names import DEFAULT_HOST, NO_CLOUD, ModelName, check_no_userinfo
+from modelstore.splits import part_names, part_of
 
 _URL = re.compile(r"https?://", re.IGNORECASE)
-_PART = re.compile(r"-(\d{5})-of-(\d{5})$", re.ASCII)
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 _MODEL_LIMIT_BYTES = 80  # of a model's part in a name
 _MAX_PARTS = 1000  # the largest split models have some hundred
@@ -68,15 +68,14 @@ def _gguf_url(text: str) -> GgufUrl:
 
 
 def _all_parts(text: str, file: str) -> list[str]:
-    stem, suffix = file[:-5], file[-5:]
-    match = _PART.search(stem)
-    if match is None:
+    stem, suffix = file[:-5], file[-5:]  # in any case
+    part = part_of(stem + ".gguf")
+    if part is None:
         return [file]
-    n_parts = int(match[2])
-    if not 1 <= int(match[1]) <= n_parts <= _MAX_PARTS:
-        raise InvalidName(text, f"`{match[0][1:]}` is not a part of a split file")
-    front = stem[: match.start()]
-    return [f"{front}-{number:05d}-of-{match[2]}{suffix}" for number in range(1, n_parts + 1)]
+    front, number, n_parts = part
+    if not 1 <= number <= n_parts <= _MAX_PARTS:
+        raise InvalidName(text, f"`{stem[len(front) + 1 :]}` is not a part of a split file")
+    return [name[:-5] + suffix for name in part_names(stem + ".gguf")]
 
 
 def _safe(stem: str) -> str:
@@ -85,7 +84,8 @@ def _safe(stem: str) -> str:
 
 
 def _model_name(text: str, file: str) -> ModelName:
-    model = _safe(_PART.sub("", file[:-5]))[:_MODEL_LIMIT_BYTES].rstrip("-")
+    part = part_of(file)
+    model = _safe(part[0] if part else file[:-5])[:_MODEL_LIMIT_BYTES].rstrip("-")
     if not model:
         raise InvalidName(text, "the file's name makes no model name")
     return ModelName.parse(model)

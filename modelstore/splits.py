@@ -18,15 +18,18 @@ from modelstore.header import Header
 _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
+def part_of(file_name: str) -> tuple[str, int, int] | None:
+    """(stem, number from 1, how many) of a part's name, however wrong the numbers; else None."""
+    match = _PART_NAME.fullmatch(file_name)
+    return (match["stem"], int(match["number"]), int(match["count"])) if match else None
+
+
 def part_names(file_name: str) -> tuple[str, ...]:
     """The names of all parts, in order, from the name of any; of another file only its own."""
-    match = _PART_NAME.fullmatch(file_name)
-    if match is None or not 0 < int(match["number"]) <= int(match["count"]):
+    stem, number, count = part_of(file_name) or ("", 0, 0)
+    if not 0 < number <= count:
         return (file_name,)
-    count = int(match["count"])
-    return tuple(
-        f"{match['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)
-    )
+    return tuple(f"{stem}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
 
 
 def part_name(file_name: str, number: int) -> str:

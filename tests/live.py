@@ -104,6 +104,40 @@ class Client:
         """One answered turn, not streamed."""
         return self.json("POST", "/api/chat", chat_body(model, text, stream=False, **options))
 
+    def run_cli(
+        self, *arguments: str, stdin: str = "", **variables: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """A command of the command line, with this daemon and further variables, to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "cli", *arguments],
+            env=self.environ(**variables),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=2 * LIMIT_S,
+            check=False,
+        )
+
+    def cli(self, *arguments: str, stdin: str = "", **variables: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of `run_cli`."""
+        done = self.run_cli(*arguments, stdin=stdin, **variables)
+        return done.returncode, done.stdout, done.stderr
+
+    def start_cli(self, *arguments: str) -> "subprocess.Popen[str]":
+        """A command that runs on."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "cli", *arguments],
+            env=self.environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def environ(self, **variables: str) -> dict[str, str]:
+        """What a command needs to find this daemon, and further variables."""
+        return {**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{self.port}", **variables}
+
     def create(self, name: str, path: Path) -> None:
         """Registers a GGUF file in place."""
         body = {"model": name, "path": str(path), "in_place": True, "stream": False}

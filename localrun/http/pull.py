@@ -6,6 +6,7 @@ cannot widen it. A client that leaves ends its interest, and with the last one t
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from localrun.http.progress import ProgressResponse
 from localrun.http.requests import ApiRequest
@@ -19,6 +20,9 @@ from modelstore.registry.access import Access
 from modelstore.sources import SUCCESS, Progress
 from modelstore.store import Store
 from modelstore.transfer.transfers import Transfers
+
+if TYPE_CHECKING:
+    from modelstore.pull import Puller
 
 # Pulls that are reported on at once, each by a thread that mostly waits; more wait for their turn.
 _N_PULLS = 32
@@ -57,14 +61,14 @@ class PullApi:
 
     def fetch_blob(self, name: ModelName, layer: Layer) -> Iterator[Progress]:
         """The steps of bringing one blob of a model that is here again, for a repair."""
-        from modelstore.pull import Puller  # as in `_steps`
-
-        yield from Puller(self._store, self._transfers, self._access).fetch_blob(name, layer)
+        yield from self._puller().fetch_blob(name, layer)
 
     def _steps(self, source: ModelName | GgufUrl, *, insecure: bool) -> Iterator[Progress]:
+        yield from self._puller().pull(source, insecure=insecure)
+
+    def _puller(self) -> "Puller":
         # Imported here, in the thread: most daemons run for days without a pull, and the HTTP
         # library takes memory and a tenth of a second.
         from modelstore.pull import Puller
 
-        puller = Puller(self._store, self._transfers, self._access)
-        yield from puller.pull(source, insecure=insecure)
+        return Puller(self._store, self._transfers, self._access)

@@ -5,7 +5,9 @@ from the request are cut and made printable before they enter a sentence.
 Source: Ollama's router and account routes; RFC 9110 and 6750 for statuses and challenges.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from modelstore.errors import shown
 
@@ -13,14 +15,15 @@ from modelstore.errors import shown
 class TransportError(Exception):
     """Root of what can be wrong with a request before anybody has understood it.
 
-    `headers` go into the reply. After most of these the rest of the request is not worth reading,
-    so that the connection ends.
+    After most of these the rest of the request is not worth reading, so that the connection ends.
     """
 
+    fixed_headers: ClassVar[Mapping[str, str]] = {"Connection": "close"}
+
     @property
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Mapping[str, str]:
         """What the reply says beside its body."""
-        return {"Connection": "close"}
+        return self.fixed_headers
 
 
 @dataclass(eq=False)
@@ -117,11 +120,8 @@ class OriginRefused(TransportError):
 class KeyMissing(TransportError):
     """The server has keys and the request brings none."""
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """See `TransportError.headers`."""
-        # RFC 6750: without a key the challenge has no error code.
-        return {"WWW-Authenticate": 'Bearer realm="localrun"'}
+    # RFC 6750: without a key the challenge has no error code.
+    fixed_headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": 'Bearer realm="localrun"'}
 
     def __str__(self) -> str:
         return (
@@ -133,10 +133,9 @@ class KeyMissing(TransportError):
 class KeyRefused(TransportError):
     """The request's key is none of the server's."""
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """See `TransportError.headers`."""
-        return {"WWW-Authenticate": 'Bearer realm="localrun", error="invalid_token"'}
+    fixed_headers: ClassVar[Mapping[str, str]] = {
+        "WWW-Authenticate": 'Bearer realm="localrun", error="invalid_token"'
+    }
 
     def __str__(self) -> str:
         return "the API key is not one of this server's"
@@ -151,7 +150,7 @@ class KeyBusy(TransportError):
     retry_after_s: int
 
     @property
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Mapping[str, str]:
         """See `TransportError.headers`."""
         return {"Retry-After": str(self.retry_after_s)}
 
@@ -169,10 +168,7 @@ class UnknownRoute(TransportError):
     method: str
     path: str
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """See `TransportError.headers`."""
-        return {}
+    fixed_headers: ClassVar[Mapping[str, str]] = {}
 
     def __str__(self) -> str:
         return f"unknown request URL: {self.method} {shown(self.path)}"
@@ -187,7 +183,7 @@ class WrongMethod(TransportError):
     allowed: str
 
     @property
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Mapping[str, str]:
         """See `TransportError.headers`."""
         return {"Allow": self.allowed}
 
@@ -198,10 +194,7 @@ class WrongMethod(TransportError):
 class NoAccount(TransportError):
     """Ollama's routes about an account of ollama.com."""
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """See `TransportError.headers`."""
-        return {}
+    fixed_headers: ClassVar[Mapping[str, str]] = {}
 
     def __str__(self) -> str:
         return "unauthorized: there are no accounts here, localrun runs models on this machine only"
@@ -213,10 +206,7 @@ class CloudDisabled(TransportError):
 
     what: str
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """See `TransportError.headers`."""
-        return {}
+    fixed_headers: ClassVar[Mapping[str, str]] = {}
 
     def __str__(self) -> str:
         # The words before the colon are Ollama's: programs compare them.

@@ -20,6 +20,7 @@ from localrun.wire.streams import JSON_TYPE
 from modelstore.inventory import Piece
 from modelstore.names import ModelName
 from modelstore.pruning import BY_COMMAND, PruneReport
+from modelstore.sources import SUCCESS
 from modelstore.store import Store
 from modelstore.usage import Usage, usage
 from modelstore.verify import FetchBlob, Health, verify
@@ -73,7 +74,7 @@ class StorageApi:
                 verdicts.append(_verdict(step))
             else:
                 yield step
-        yield wire.Verified("success", all(one.ok for one in verdicts), verdicts)
+        yield wire.Verified(SUCCESS, all(one.ok for one in verdicts), verdicts)
 
 
 def _use(found: Usage) -> wire.StoreUse:

@@ -23,7 +23,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "localrun.errors": (),
     "localrun.metrics": ("localrun.core",),
     "localrun.options": ("localrun.core", "localrun.errors"),
-    "localrun.settings": ("localrun.core", "localrun.units"),
+    "localrun.setting_texts": ("localrun.units",),
+    "localrun.settings": ("localrun.core", "localrun.setting_texts", "localrun.units"),
     "localrun.ipc": ("localrun.core", "localrun.errors", "localrun.memory", "localrun.ipc"),
     "localrun.runner": (
         "localrun.core",

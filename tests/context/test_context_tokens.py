@@ -12,6 +12,7 @@ from gguf_changes import changed
 from localrun.core import (
     ChatPrompt,
     FillPrompt,
+    LoadSpec,
     Message,
     Overflow,
     Prompt,
@@ -21,7 +22,9 @@ from localrun.core import (
 )
 from localrun.errors import Unsupported
 from localrun.ipc.messages import Ask, Cancel, Submit
-from localrun.runner.ggml.binding import lib
+from localrun.memory import Split
+from localrun.runner.ggml.files import open_weights
+from localrun.runner.ggml.params import model_params
 from localrun.runner.llama import LlamaVocab
 from localrun.runner.prompt.composer import Prepared
 from localrun.runner.prompt.prepare import PromptThread, Refused
@@ -33,9 +36,11 @@ N_CTX = 2000
 @cache
 def model_of(path: Path) -> Any:
     """llama.cpp's model without its weights; lives as long as the process."""
-    params = lib.llama_model_default_params()
-    params.vocab_only = True
-    model = lib.llama_model_load_from_file(str(path).encode(), params)
+    spec = LoadSpec(str(path), "digest", n_ctx=N_CTX, n_parallel=1, n_threads=1)
+    # On no device: one that a test has lent and taken back would still be on llama.cpp's list.
+    params = model_params(spec, Split(), int)
+    params.struct.vocab_only = True
+    model = open_weights(spec, params.struct)
     assert model
     return model
 

@@ -14,7 +14,8 @@ from localrun.ipc.framing import MAX_FRAME_BYTES, FrameDecoder, FrameTooLarge, e
 from localrun.loopback import is_loopback
 from localrun.options import OPTIONS, check_options, merge
 from localrun.placement.fit import Defaults, place
-from localrun.settings import SETTINGS, BadSetting, from_env, parse_host
+from localrun.setting_texts import parse_host
+from localrun.settings import SETTINGS, BadSetting, from_env
 from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
 
 # ---- units

@@ -2,9 +2,6 @@
 made again."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,15 +27,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 def cli(daemon: Client, *arguments: str, stdin: str = "") -> str:
     """What the command writes to standard output; it must succeed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cli", *arguments],
-        env={**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{daemon.port}"},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = daemon.run_cli(*arguments, stdin=stdin)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,6 @@ Start = Callable[..., Daemon]
 Fake = Callable[..., Path]
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def cli(daemon: Daemon, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cli", *arguments],
-        env={**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{daemon.port}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 def copy_in(daemon: Daemon, name: str, path: Path) -> None:
@@ -85,17 +71,17 @@ def test_a_documented_command_frees_an_interrupted_download(
     copy_in(daemon, "m", fake_model(pieces=["ok"]))
     before = disk_use(root)
     leave_partial(root / "blobs", b"w" * 5_000_000, "big:70b", n_here=2_000_000)
-    code, out, err = cli(daemon, "prune", "--dry-run")
+    code, out, err = daemon.cli("prune", "--dry-run")
     assert (code, err) == (0, "")
     assert "big:70b" in out
     assert "2 MB of 5 MB" in out
     assert "would free 2 MB" in out
-    assert "big:70b" in cli(daemon, "df")[1]
+    assert "big:70b" in daemon.cli("df")[1]
     assert names(daemon) == ["m:latest"]
     arguments = ["rm", "big:70b"] if command == "rm" else command.split()
-    assert cli(daemon, *arguments)[0] == 0
+    assert daemon.cli(*arguments)[0] == 0
     assert disk_use(root) == before
-    assert cli(daemon, "rm", "big:70b")[0] == 4
+    assert daemon.cli("rm", "big:70b")[0] == 4
 
 
 # ---- broken and foreign files
@@ -124,7 +110,7 @@ def test_a_broken_manifest_takes_nothing_else_down_and_can_be_cured(
     assert names(daemon) == ["a:latest", "b:latest"]
     wait_until(lambda: "broken:latest is not listed" in daemon.log(), "the log to name it")
     copy_in(daemon, "c", fake_model(pieces=["c"]))
-    code, _, err = cli(daemon, "prune")
+    code, _, err = daemon.cli("prune")
     assert code == 1
     assert "`broken:latest`" in err
     assert daemon.terminate() == 0
@@ -132,7 +118,7 @@ def test_a_broken_manifest_takes_nothing_else_down_and_can_be_cured(
     assert names(daemon) == ["a:latest", "b:latest", "c:latest"]
     assert daemon.chat("a", "hi")["message"]["content"] == "a"
     if cure == "rm":
-        assert cli(daemon, "rm", "broken")[0] == 0
+        assert daemon.cli("rm", "broken")[0] == 0
     else:
         copy_in(daemon, "broken", fake_model(pieces=["cured"]))
         assert daemon.chat("broken", "hi")["message"]["content"] == "cured"
@@ -341,11 +327,11 @@ def test_the_folder_of_ollama_is_used_and_not_changed_at_start(
     assert names(daemon) == ["m:latest"]
     assert daemon.chat("m", "hi")["message"]["content"] == "ok"
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
-    code, out, err = cli(daemon, "prune")
+    code, out, err = daemon.cli("prune")
     assert (code, out) == (1, "")
     assert "--foreign" in err
     assert orphan.exists()
-    code, out, err = cli(daemon, "prune", "--foreign")
+    code, out, err = daemon.cli("prune", "--foreign")
     assert (code, err) == (0, "")
     assert not orphan.exists()
     assert not old.exists()
@@ -362,7 +348,7 @@ def test_a_damaged_model_is_found_set_aside_and_told(
     good = fake_model(pieces=["good"])
     copy_in(daemon, name, bad)
     copy_in(daemon, "good", good)
-    code, out, _ = cli(daemon, "verify")
+    code, out, _ = daemon.cli("verify")
     assert (code, out) == (0, f"{name}: ok\ngood:latest: ok\n")
     answer = daemon.stream("/api/chat", chat_body(name, "hi"))
     next(answer)
@@ -371,7 +357,7 @@ def test_a_damaged_model_is_found_set_aside_and_told(
     data = bytearray(blob.read_bytes())
     data[-1] ^= 1
     blob.write_bytes(data)
-    code, out, err = cli(daemon, "verify", name)
+    code, out, err = daemon.cli("verify", name)
     assert code == 1
     assert out.startswith(f"{name}: damaged\n  the weights (blob ")
     assert "Traceback" not in out + err
@@ -382,12 +368,12 @@ def test_a_damaged_model_is_found_set_aside_and_told(
     assert "is not in the store" in refusal["error"]
     assert f"`localrun verify --repair {name}`" in refusal["error"]
     assert daemon.chat("good", "hi")["message"]["content"] == "good"
-    assert "corrupt, set aside" in cli(daemon, "df")[1]
-    code, out, _ = cli(daemon, "verify", name, "--repair")
+    assert "corrupt, set aside" in daemon.cli("df")[1]
+    code, out, _ = daemon.cli("verify", name, "--repair")
     assert code == 1
     assert "not repaired: `localhost` is not contacted" in out
     copy_in(daemon, name, bad)
-    assert cli(daemon, "verify")[0] == 0
+    assert daemon.cli("verify")[0] == 0
 
 
 def test_verify_tells_its_progress_and_ends_with_every_model(
@@ -405,7 +391,7 @@ def test_verify_tells_its_progress_and_ends_with_every_model(
     assert daemon.json("POST", "/api/verify", {"model": "m", "stream": False}) == last
     assert daemon.json("POST", "/api/verify", {"models": ["x/y/z/u"]}, status=400)
     assert daemon.json("POST", "/api/verify", {"model": "nosuch"}, status=404)
-    code, _, err = cli(daemon, "verify", "nosuch")
+    code, _, err = daemon.cli("verify", "nosuch")
     assert code == 4
     assert "nosuch" in err
 

@@ -1,10 +1,7 @@
 """Interrupted downloads and broken manifests of pulled models, in a live daemon."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,20 +14,9 @@ from tests.pull.faulty_server import Fault, serving
 Start = Callable[..., Daemon]
 
 
-def run_cli(daemon: Daemon, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "cli", *arguments],
-        env={**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{daemon.port}"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def cli(daemon: Daemon, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr."""
-    process = run_cli(daemon, *arguments)
+    process = daemon.start_cli(*arguments)
     out, err = process.communicate(timeout=60)
     return process.returncode, out, err
 
@@ -58,7 +44,7 @@ def test_an_interrupted_pull_is_shown_and_a_command_frees_its_disk(
         root = tmp_path / "models"
         name = f"{registry.host}/a/big:latest"
         before = disk_use(root)
-        pulling = run_cli(daemon, "pull", name)
+        pulling = daemon.start_cli("pull", name)
         wait_until(
             lambda: any(
                 one["size"] > 2_000_000 for one in daemon.json("GET", "/api/df")["partials"]

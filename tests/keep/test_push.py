@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -311,28 +309,17 @@ def test_a_daemon_pushes_and_says_where(
     name = f"{registry.host}/library/live:1"
     daemon.json("POST", "/api/copy", {"source": "m", "destination": name})
 
-    def cli(*arguments: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "cli", *arguments],
-            env={**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{daemon.port}"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    code, out, err = cli("push", name)
+    code, out, err = daemon.cli("push", name)
     assert (code, out) == (0, f"You can find your model at:\n\n\t{name}\n")
     assert err.splitlines()[0] == "retrieving manifest"
     assert err.splitlines()[-1] == "success"
     assert daemon.json("POST", "/api/push", {"model": name, "stream": False}) == {
         "status": "success"
     }
-    code, out, err = cli("push", "m")
+    code, out, err = daemon.cli("push", "m")
     assert (code, out) == (1, "")
     assert "signing key" in err
-    code, _, err = cli("push", f"{registry.host}/library/nosuch")
+    code, _, err = daemon.cli("push", f"{registry.host}/library/nosuch")
     assert code == 4
     assert "not found" in err
     daemon.json("POST", "/api/push", {"model": "a b"}, status=400)

@@ -1,10 +1,8 @@
 """`localrun bench` against a live daemon with the scripted model: figures, and Ctrl-C."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,13 +10,7 @@ from live import LIMIT_S, Daemon, wait_until
 
 
 def bench(daemon: Daemon, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "cli", "bench", *arguments],
-        env={**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{daemon.port}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return daemon.start_cli("bench", *arguments)
 
 
 def test_a_sweep_counts_what_the_daemon_counts(

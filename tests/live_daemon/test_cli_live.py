@@ -15,34 +15,16 @@ Start = Callable[..., Daemon]
 Fake = Callable[..., Path]
 
 
-def environment(daemon: Daemon, **more: str) -> dict[str, str]:
-    return {**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{daemon.port}", **more}
-
-
-def cli(daemon: Daemon, *arguments: str, stdin: str = "", **more: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cli", *arguments],
-        env=environment(daemon, **more),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 def test_run_prints_the_answer_and_nothing_else(daemon: Daemon, fake_model: Fake) -> None:
     daemon.create("m", fake_model(pieces=["hel", "lo"]))
-    assert cli(daemon, "run", "m", "hi") == (0, "hello\n", "")
+    assert daemon.cli("run", "m", "hi") == (0, "hello\n", "")
     daemon.create("echo", fake_model(echo=True))
-    assert cli(daemon, "run", "echo", "world", stdin="hello") == (0, "hello world\n", "")
+    assert daemon.cli("run", "echo", "world", stdin="hello") == (0, "hello world\n", "")
 
 
 def test_run_of_a_real_model_answers(smollm2_daemon: Daemon) -> None:
     question = "Name the capital of France."
-    code, out, err = cli(smollm2_daemon, "run", "smollm2:135m", question)
+    code, out, err = smollm2_daemon.cli("run", "smollm2:135m", question)
     assert (code, err) == (0, "")
     assert out.strip()
 
@@ -52,18 +34,18 @@ def test_models_are_made_listed_shown_stopped_and_removed(
 ) -> None:
     modelfile = tmp_path / "Modelfile"
     modelfile.write_text(f"FROM {fake_model(echo=True)}\nSYSTEM Be kind\nPARAMETER num_ctx 512\n")
-    assert cli(daemon, "create", "mine", "-f", str(modelfile))[0] == 0
-    assert "mine:latest" in cli(daemon, "list")[1]
-    assert "Be kind" in cli(daemon, "show", "mine", "--system")[1]
-    assert cli(daemon, "run", "mine", "hi")[1] == "Be kind\n\nhi\n"
-    code, out, _ = cli(daemon, "ps")
+    assert daemon.cli("create", "mine", "-f", str(modelfile))[0] == 0
+    assert "mine:latest" in daemon.cli("list")[1]
+    assert "Be kind" in daemon.cli("show", "mine", "--system")[1]
+    assert daemon.cli("run", "mine", "hi")[1] == "Be kind\n\nhi\n"
+    code, out, _ = daemon.cli("ps")
     assert code == 0
     assert "mine:latest" in out
     assert "512" in out
-    assert cli(daemon, "stop", "mine")[0] == 0
+    assert daemon.cli("stop", "mine")[0] == 0
     wait_until(lambda: not daemon.ps(), "the model to be unloaded")
-    assert cli(daemon, "rm", "mine")[0] == 0
-    assert "mine" not in cli(daemon, "list")[1]
+    assert daemon.cli("rm", "mine")[0] == 0
+    assert "mine" not in daemon.cli("list")[1]
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -72,8 +54,8 @@ def test_create_from_a_file_makes_a_model_that_runs(
 ) -> None:
     path = fake_model(pieces=["ok"])
     flags = ["--in-place"] if in_place else []
-    assert cli(daemon, "create", "m", "--from-file", str(path), *flags)[0] == 0
-    assert cli(daemon, "run", "m", "hi")[1] == "ok\n"
+    assert daemon.cli("create", "m", "--from-file", str(path), *flags)[0] == 0
+    assert daemon.cli("run", "m", "hi")[1] == "ok\n"
 
 
 @pytest.mark.parametrize("command", ["run", "show", "stop", "rm"])
@@ -82,7 +64,7 @@ def test_a_model_that_is_not_there_has_an_exit_code_of_its_own(
 ) -> None:
     # `run` tries to pull; a host that is not allowed keeps that from going anywhere.
     arguments = ["127.0.0.1:1/x/no-such-model", "hi"] if command == "run" else ["no-such-model"]
-    code, out, err = cli(daemon, command, *arguments)
+    code, out, err = daemon.cli(command, *arguments)
     assert (code, out) == (4, "")
     assert "no-such-model" in err
     assert "Traceback" not in err
@@ -92,7 +74,7 @@ def test_ctrl_c_stops_the_generation_in_the_daemon(daemon: Daemon, fake_model: F
     daemon.create("m", fake_model(pieces=["la "], endless=True, step_s=0.01))
     process = subprocess.Popen(
         [sys.executable, "-m", "cli", "run", "m", "sing"],
-        env=environment(daemon),
+        env=daemon.environ(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -107,7 +89,7 @@ def test_ctrl_c_stops_the_generation_in_the_daemon(daemon: Daemon, fake_model: F
 
 
 def test_a_second_daemon_says_who_is_there(daemon: Daemon) -> None:
-    code, _, err = cli(daemon, "serve")
+    code, _, err = daemon.cli("serve")
     assert code == 5
     assert "already running" in err
     assert str(daemon.process.pid) in err
@@ -122,14 +104,14 @@ def test_a_port_that_something_else_holds_has_another_exit_code(
         if speaks:
             other.listen()
         port = other.getsockname()[1]
-        code, _, err = cli(daemon, "serve", LOCALRUN_HOST=f"127.0.0.1:{port}")
+        code, _, err = daemon.cli("serve", LOCALRUN_HOST=f"127.0.0.1:{port}")
     assert code == 6
     assert "Traceback" not in err
     assert str(port) in err
 
 
 def test_a_daemon_open_to_the_network_has_to_be_asked_for(daemon: Daemon) -> None:
-    code, _, err = cli(daemon, "serve", LOCALRUN_HOST="0.0.0.0:0")
+    code, _, err = daemon.cli("serve", LOCALRUN_HOST="0.0.0.0:0")
     assert code not in (0, 5, 6)
     assert "LOCALRUN_INSECURE" in err
 
@@ -140,7 +122,7 @@ def test_without_a_daemon_and_without_autostart_one_sentence_says_what_to_do(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{free.getsockname()[1]}"
-    code, out, err = cli(daemon, "list", LOCALRUN_HOST=host, LOCALRUN_NO_AUTOSTART="1")
+    code, out, err = daemon.cli("list", LOCALRUN_HOST=host, LOCALRUN_NO_AUTOSTART="1")
     assert (code, out) == (3, "")
     assert "localrun serve" in err
     assert len(err.strip().splitlines()) == 1
@@ -157,7 +139,7 @@ def test_the_daemon_is_started_in_the_background_when_none_answers(
         "LOCALRUN_MODELS": str(tmp_path / "other-models"),
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }
-    code, out, err = cli(daemon, "list", **settings)
+    code, out, err = daemon.cli("list", **settings)
     pid = Client(port).json("GET", "/api/version")["pid"]
     try:
         assert code == 0, err

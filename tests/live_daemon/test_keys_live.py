@@ -34,13 +34,7 @@ def guarded(start_daemon: Callable[..., Daemon], fake_model: Callable[..., Path]
 
 
 def localrun(daemon: Daemon, *words: str, key: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{daemon.port}"}
-    if key:
-        environment["LOCALRUN_API_KEY"] = key
-    command = [sys.executable, "-m", "cli", *words]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, input=""
-    )
+    return daemon.run_cli(*words, **({"LOCALRUN_API_KEY": key} if key else {}))
 
 
 def test_the_command_line_sends_its_key_and_says_what_is_missing(guarded: Daemon) -> None:

@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -283,14 +282,8 @@ def test_pulls_go_through_the_proxy_and_loopback_never_does(
     assert "GET http://models.test/v2/a/b/manifests/latest" in proxy.asked
     n_asked = len(proxy.asked)
     pulled(daemon, f"{registry.host}/a/b")
-    done = subprocess.run(
-        [sys.executable, "-m", "cli", "list"],
-        env={**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{daemon.port}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = daemon.run_cli("list")
+    assert done.returncode == 0
     assert "models.test/a/b" in done.stdout
     assert len(proxy.asked) == n_asked
 
@@ -557,23 +550,14 @@ def test_a_file_behind_a_redirect_and_one_that_is_a_page(
 # -- the command
 
 
-def cli(daemon: Daemon, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "cli", *arguments],
-        env={**os.environ, "LOCALRUN_HOST": f"127.0.0.1:{daemon.port}"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_run_pulls_what_is_not_here(
     start_daemon: Start, docker_registry: DockerRegistry, gguf: Make
 ) -> None:
     docker_registry.put("user/run", "latest", gguf(10_000, pieces=["pulled"]))
     daemon = start_daemon(REGISTRIES=f"http://{docker_registry.host}")
-    out, err = cli(daemon, "run", f"{docker_registry.host}/user/run", "hi").communicate(timeout=60)
+    out, err = daemon.start_cli("run", f"{docker_registry.host}/user/run", "hi").communicate(
+        timeout=60
+    )
     assert (out, err.splitlines()[-1]) == ("pulled\n", "success")
 
 
@@ -591,12 +575,12 @@ def test_a_model_without_its_blobs_is_repaired_and_never_replaced(
     modelfile = tmp_path / "Modelfile"
     modelfile.write_text(f"FROM {name}\nSYSTEM x\n")
     for command in (["run", name, "hi"], ["create", "other", "-f", str(modelfile)]):
-        process = cli(daemon, *command)
+        process = daemon.start_cli(*command)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (1, "")
         assert f"`localrun verify --repair {name}`" in err
     assert names(daemon) == [name]
-    out, _ = cli(daemon, "verify", "--repair", name).communicate(timeout=60)
+    out, _ = daemon.start_cli("verify", "--repair", name).communicate(timeout=60)
     assert out == f"{name}: repaired\n"
     assert daemon.chat(name, "hi")["message"]["content"] == "old"
 
@@ -608,7 +592,7 @@ def test_ctrl_c_ends_the_command_and_the_transfer(
     registry.put("a/b", (MODEL_TYPE, data))
     registry.plan = lambda asked: Fault(stall_at=500_000)
     daemon = start_daemon(REGISTRIES=f"http://{registry.host}")
-    with cli(daemon, "pull", f"{registry.host}/a/b") as process:
+    with daemon.start_cli("pull", f"{registry.host}/a/b") as process:
         assert process.stderr is not None
         next(line for line in process.stderr if "40%" in line or "50%" in line)
         process.send_signal(signal.SIGINT)

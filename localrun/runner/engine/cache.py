@@ -339,18 +339,15 @@ class KvCache:
         if not self.ledger.is_unified:
             return
         limit = int(self.ledger.n_cells * _IDLE_SHARE)
-        while len(self._donors) > 1 and self.n_retained > limit:
-            self._evict(self._oldest_donor())
-        while len(self._donors) > 1 and self._is_crowded() and self._saves_cheaply():
-            self._evict(self._oldest_donor())
+        while len(self._donors) > 1:
+            oldest, n_idle = self._oldest_donor(), self.n_retained
+            is_crowded = n_idle > self.ledger.n_used - n_idle + _IDLE_CELLS
+            if n_idle <= limit and not (is_crowded and self._saves_cheaply(oldest)):
+                return
+            self._evict(oldest)
 
-    def _is_crowded(self) -> bool:
-        n_idle = self.n_retained
-        return n_idle > self.ledger.n_used - n_idle + _IDLE_CELLS
-
-    def _saves_cheaply(self) -> bool:
-        """Whether the next donor to go can be brought back at a small part of its price."""
-        donor = self._oldest_donor()
+    def _saves_cheaply(self, donor: Donor) -> bool:
+        """Whether it can be brought back at a small part of its price."""
         n = len(donor.tokens)
         is_cheap = self._costs.swap_s(n) * _CHEAP < self._costs.recompute_s(n)
         return is_cheap and self._host.could_hold(self._model.state_bytes(donor.kv_id))

@@ -164,11 +164,11 @@ def cut_last_turn(
     check_size(_n_chars(always[:-1]), n_ctx)
     tokens = tokenize(always)
     n_keep = keep(tokens)
-    empty = tokenize([*always[:-1], replace(always[-1], content="")])
-    pairs = zip(tokens, empty, strict=False)
-    n_head = next((n for n, (one, other) in enumerate(pairs) if one != other), len(empty))
     shorter = cut(tokens, n_ctx, n_keep=n_keep, num_predict=num_predict)
     if not n_context or len(shorter.tokens) - n_keep < len(tokens) - n_context:
+        empty = tokenize([*always[:-1], replace(always[-1], content="")])
+        pairs = zip(tokens, empty, strict=False)
+        n_head = next((n for n, (one, other) in enumerate(pairs) if one != other), len(empty))
         n_keep = max(n_keep, n_head)
         shorter = cut(tokens, n_ctx, n_keep=n_keep, num_predict=num_predict)
         if len(shorter.tokens) - n_keep <= len(empty) - n_head:
