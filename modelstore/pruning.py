@@ -72,11 +72,6 @@ class PruneReport:
         return tuple(Digest.parse(piece.name) for piece in self.gone if piece.kind == "blob")
 
     @property
-    def n_leftovers(self) -> int:
-        """How many of them are no blobs."""
-        return len(self.gone) - len(self.digests)
-
-    @property
     def freed_bytes(self) -> int:
         """Bytes on the disk of all of them."""
         return sum(piece.size_bytes for piece in self.gone)

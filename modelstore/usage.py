@@ -51,10 +51,6 @@ class Usage:
     in_place_bytes: int
     free_bytes: int  # of the disk, for this user
 
-    def bytes_of(self, kind: str) -> int:
-        """Bytes on the disk of the pieces of that kind."""
-        return sum(piece.size_bytes for piece in self.pieces if piece.kind == kind)
-
 
 @dataclass(frozen=True, slots=True)
 class _Blob:
