@@ -30,8 +30,8 @@ from bench.rig import commit, say
 from bench.servers import clean_environment
 from cli.bench.answers import Answer, Endpoint, Request
 from cli.bench.client import ask
-from localrun.core import FAKE_ARCHITECTURE
 from localrun.runner.fake import SCRIPT_KEY
+from localrun.spec import FAKE_ARCHITECTURE
 
 _PATHS = ("/api/version", "/api/tags", "/v1/models")
 _N_CONNECTIONS = 16

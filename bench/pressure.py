@@ -16,11 +16,12 @@ from bench import rig
 from bench.report import table
 from bench.rig import model_path, say
 from cli.bench.prompts import Prompter
-from localrun.core import KvLayout, LoadSpec, SamplingParams
+from localrun.core import SamplingParams
 from localrun.runner.engine.engine import Engine, StepOutput
 from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.llama import LlamaModel
+from localrun.spec import KvLayout, LoadSpec
 
 # Two logits closer than this are a near-tie: the shape of a batch alone may swap them.
 NEAR_TIE = 0.5

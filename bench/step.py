@@ -17,12 +17,13 @@ from queue import SimpleQueue
 
 import gguf
 
-from localrun.core import FAKE_ARCHITECTURE, LoadSpec, RawPrompt, SamplingParams
+from localrun.core import RawPrompt, SamplingParams
 from localrun.ipc.messages import Outbox, Submit, encode
 from localrun.runner.engine.engine import Engine
 from localrun.runner.fake import SCRIPT_KEY, FakeModel
 from localrun.runner.prompt.prepare import Prepared
 from localrun.runner.text import TextMessage, TextThread
+from localrun.spec import FAKE_ARCHITECTURE, LoadSpec
 
 _FORWARD_S = 0.002
 _N_STEPS = 1000

@@ -1,26 +1,37 @@
-"""The nouns that every room shares: what is asked for, what is loaded, what comes back.
+"""The nouns of a request for text: what is asked for, and what comes back.
 
 Values only: frozen, without I/O and without defaults that depend on the machine. They are msgspec
 structs so that the same object is validated at the HTTP edge and travels to the runner as it is.
 Counts are tokens unless a name says otherwise; durations are nanoseconds on the wire (`_ns`), as in
-Ollama's API, and seconds (`_s`) everywhere else.
+Ollama's API, and seconds (`_s`) everywhere else. What is loaded to answer it: `localrun.spec`.
 """
 
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from localrun.memory import CPU, Need
-
-# Who holds which cells: one pool for all sequences, or a whole window for each slot.
-KvLayout = Literal["unified", "split"]
-
-# How waiting sequences enter: at every step; a full batch that runs to its end; or a batch that
-# also starts when its oldest member has waited long enough.
-Admission = Literal["continuous", "static", "dynamic"]
-
 # How a stream ends. `load` and `unload` answer a request that had no prompt (Ollama's API).
 DoneReason = Literal["stop", "length", "load", "unload"]
+
+
+# What a model that can think is asked to do: None leaves it to the model's own habit.
+Think = bool | Literal["low", "medium", "high", "max"] | None
+
+
+class Tool(Struct, frozen=True):
+    """A function that the model may call; `parameters` is a JSON Schema, its keys as sent."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class ToolChoice(Struct, frozen=True):
+    """Whether a tool has to be called: any, or the one with `name`; several unless not parallel."""
+
+    is_required: bool = False
+    name: str = ""
+    is_parallel: bool = True
 
 
 class ToolCall(Struct, frozen=True):
@@ -101,128 +112,17 @@ class SamplingParams(Struct, frozen=True):
         )
 
 
-class LoadOptions(Struct, frozen=True):
-    """What a request or a Modelfile may fix about a loaded model. None leaves the choice to us.
-
-    `num_ctx` tokens per sequence, `num_batch` rows per forward, `num_gpu` layers on GPUs,
-    `main_gpu` the number of the only GPU to use, `tensor_split` the share of each GPU.
-    """
-
-    num_ctx: int | None = None
-    num_batch: int | None = None
-    num_gpu: int | None = None
-    main_gpu: int | None = None
-    tensor_split: tuple[float, ...] | None = None
-    use_mmap: bool | None = None
-    num_thread: int | None = None
-    admission: Admission | None = None
-
-
-# Rows of one forward: llama.cpp's own default for a ubatch. More only grows the compute buffer.
-DEFAULT_N_BATCH = 512
-
-# The architecture in a GGUF file that makes it a script for `localrun.runner.fake`.
-FAKE_ARCHITECTURE = "localrun-fake"
-
-
-class Verdict(Struct, frozen=True):
-    """What a self-test found fastest for one model on one machine.
-
-    `merges_rows`: decodes and prompt rows share a forward instead of having one each.
-    """
-
-    layout: KvLayout
-    flash_attention: bool
-    merges_rows: bool = False
-
-
-def model_key(weights_digest: str, adapter_paths: tuple[str, ...]) -> str:
-    """Identity of what is in memory: the weights and what is applied on top of them."""
-    return "+".join((weights_digest, *adapter_paths))
-
-
-class LoadSpec(Struct, frozen=True):
-    """Everything that decides what a runner holds: weights, adapters and load options.
-
-    A split model has its further parts in `more_weights_paths`, in order; `weights_digest` names
-    all of them together.
-
-    Names that share these share a runner; template, system text and sampling travel with the
-    call instead. `engine` is `fake` for the scripted model of the tests. `asked` are the options
-    that a request or a Modelfile fixed; the other fields hold what came of them.
-
-    `n_gpu_layers` -1 is as many as fit. `gpu_overhead_bytes` are kept free on each GPU, by its
-    name, or by the empty name on all others; `spreads` uses all GPUs even for what fits one;
-    `rpc_servers` (host:port) lend theirs.
-
-    `kv_pool` tokens of all sequences together, None measures; `kv_layout` None and
-    `flash_attention` None follow `verdict`, the result of an earlier self-test, if there is one.
-    `host_tier_bytes` of RAM hold the KV of sequences that had to leave the pool, None a share of
-    what is free. `tpot_target_ms` bounds a step that has prompts beside running streams, None
-    follows the model's own pace.
-    """
-
-    weights_path: str
-    weights_digest: str
-    n_ctx: int
-    n_parallel: int
-    n_threads: int
-    engine: Literal["llama", "fake"] = "llama"
-    more_weights_paths: tuple[str, ...] = ()
-    adapter_paths: tuple[str, ...] = ()
-    n_batch: int = DEFAULT_N_BATCH
-    n_gpu_layers: int = -1
-    main_gpu: int | None = None
-    tensor_split: tuple[float, ...] | None = None
-    gpu_overhead_bytes: dict[str, int] = {}
-    spreads: bool = False
-    rpc_servers: tuple[str, ...] = ()
-    use_mmap: bool | None = None
-    kv_cache_type: str = "f16"
-    flash_attention: bool | None = None
-    kv_pool: int | None = None
-    kv_layout: KvLayout | None = None
-    host_tier_bytes: int | None = None
-    tpot_target_ms: float | None = None
-    admission: Admission = "continuous"
-    verdict: Verdict | None = None
-    asked: LoadOptions = LoadOptions()
-
-    @property
-    def weights_paths(self) -> tuple[str, ...]:
-        """All files of the weights, in order."""
-        return (self.weights_path, *self.more_weights_paths)
-
-    @property
-    def key(self) -> str:
-        """See `model_key`."""
-        return model_key(self.weights_digest, self.adapter_paths)
-
-    def covers(self, wanted: "LoadSpec") -> bool:
-        """True when a runner loaded with this spec can serve `wanted` without loading again.
-
-        Only options that `wanted` really asks for count. The window is none of them: a smaller
-        one is a cap on the sequence, for a larger one the runner makes a new context around the
-        weights that it has.
-        """
-        asked = wanted.asked
-        return (
-            self.key == wanted.key
-            and asked.num_batch in (None, self.n_batch)
-            and asked.num_gpu in (None, self.n_gpu_layers)
-            and asked.main_gpu in (None, self.main_gpu)
-            and asked.tensor_split in (None, self.tensor_split)
-            and asked.use_mmap in (None, self.use_mmap)
-            and asked.admission in (None, self.admission)
-            and (asked.num_thread in (None, 0) or wanted.n_threads == self.n_threads)
-        )
-
-
 class ChatPrompt(Struct, frozen=True, tag="chat"):
-    """Turns for the model's template. `context` holds token ids that stand before them."""
+    """Turns for the model's template. `context` holds token ids that stand before them.
+
+    The answer may call `tools`, as `choice` says.
+    """
 
     messages: tuple[Message, ...]
     context: tuple[int, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = ToolChoice()
+    think: Think = None
 
 
 class RawPrompt(Struct, frozen=True, tag="raw"):
@@ -293,7 +193,8 @@ class Call(Struct, frozen=True):
     loaded model's value. `system` replaces the model's system text, `template` its Go template.
     `cuts` and `shifts` are those of `Overflow`; `cuts` None follows the setting.
     `client` is whom requests are shared out fairly among, an API key or an address; prefixes are
-    shared within a `scope` only. `top_logprobs` as in `SamplingParams`.
+    shared within a `scope` only. `top_logprobs` as in `SamplingParams`. The answer's text matches
+    `schema`, the text of a JSON Schema with its keys as sent; None leaves it free.
     """
 
     model: str
@@ -310,6 +211,7 @@ class Call(Struct, frozen=True):
     scope: str = ""
     n_each: int = 1
     top_logprobs: int | None = None
+    schema: str | None = None
 
     @property
     def n_choices(self) -> int:
@@ -366,19 +268,38 @@ class TextDelta(Struct, frozen=True, tag="text", omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class ThinkingDelta(Struct, frozen=True, tag="thinking", omit_defaults=True):
+    """A piece of what the model thinks before it answers; `index`, `logprobs`: see `TextDelta`."""
+
+    text: str
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class ToolCallDelta(Struct, frozen=True, tag="call", omit_defaults=True):
+    """A whole tool call, number `number` of its choice; `index` as in `TextDelta`."""
+
+    call: ToolCall
+    number: int = 0
+    index: int = 0
+
+
 class Done(Struct, frozen=True, tag="done"):
     """The last event of a choice; `index` as in `TextDelta`.
 
-    `context` is prompt and completion as token ids, if asked.
+    `context` is prompt and completion as token ids, if asked. `stop_text` is the stop string
+    that ended the answer, empty where none did.
     """
 
     reason: DoneReason
     usage: Usage
     context: tuple[int, ...] = ()
     index: int = 0
+    stop_text: str = ""
 
 
-Event = TextDelta | Done
+Delta = TextDelta | ThinkingDelta | ToolCallDelta
+Event = Delta | Done
 
 
 class Choice(Struct, frozen=True):
@@ -387,65 +308,5 @@ class Choice(Struct, frozen=True):
     text: str
     done: Done
     logprobs: tuple[TokenLogprob, ...] = ()
-
-
-class RunnerInfo(Struct, frozen=True):
-    """What a loaded runner really holds.
-
-    `n_ctx` tokens per sequence, `n_slots` sequences at once, `n_cells` tokens of all sequences
-    together; `needs` is what lies on each device, as allocated.
-    """
-
-    n_ctx: int
-    n_slots: int
-    n_cells: int = 0
-    layout: KvLayout = "split"
-    flash_attention: bool = False
-    needs: dict[str, Need] = {}
-
-    @property
-    def device_bytes(self) -> dict[str, int]:
-        """Bytes by device name."""
-        return {name: need.total_bytes for name, need in self.needs.items()}
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes on all devices."""
-        return sum(self.device_bytes.values())
-
-    @property
-    def size_vram_bytes(self) -> int:
-        """Bytes on all devices but the CPU."""
-        return sum(n for name, n in self.device_bytes.items() if name != CPU)
-
-
-class Histogram(Struct, frozen=True):
-    """Observations so far: `counts` one for each bucket of the metric and one above the last."""
-
-    counts: tuple[int, ...]
-    sum: float
-
-
-class RunnerStats(Struct, frozen=True):
-    """Counters and gauges of one runner since its load, by the names in `localrun.metrics`."""
-
-    values: dict[str, float] = {}
-    histograms: dict[str, Histogram] = {}
-
-
-class Resident(Struct, frozen=True):
-    """A model in memory, as `ps` shows it: a copy, never live state.
-
-    `expires_at_s` is unix time, infinite for a model that stays. `n_queued` requests have no slot.
-    `info` of a model that is being loaded is what it is planned to hold, None before there is a
-    plan.
-    """
-
-    key: str
-    model: str
-    state: Literal["loading", "ready", "stopping"]
-    expires_at_s: float
-    n_busy: int = 0
-    n_queued: int = 0
-    info: RunnerInfo | None = None
-    stats: RunnerStats | None = None
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from localrun.core import Histogram, Resident, RunnerStats
+from localrun.spec import Histogram, Resident, RunnerStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

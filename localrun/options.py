@@ -14,8 +14,9 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from localrun.core import Admission, LoadOptions, SamplingParams
+from localrun.core import SamplingParams
 from localrun.errors import BadRequest
+from localrun.spec import Admission, LoadOptions
 
 Scope = Literal["load", "request"]
 Kind = Literal["integer", "number", "boolean", "strings", "numbers", "choice", "biases"]

@@ -18,24 +18,18 @@ from typing import Protocol
 import msgspec
 
 from localrun.core import (
-    FAKE_ARCHITECTURE,
     Call,
     ChatPrompt,
     Done,
     Event,
-    KvLayout,
-    LoadOptions,
-    LoadSpec,
     Message,
     Overflow,
     Prompt,
     Question,
-    Resident,
     SamplingParams,
     Text,
     Tokens,
     Usage,
-    model_key,
 )
 from localrun.errors import RunnerLost, ShuttingDown, Unsupported
 from localrun.ipc.messages import Submit
@@ -45,6 +39,7 @@ from localrun.placement.fit import Defaults, place
 from localrun.placement.verdicts import Verdicts
 from localrun.residency.entry import Lease
 from localrun.residency.owner import Residency
+from localrun.spec import FAKE_ARCHITECTURE, KvLayout, LoadOptions, LoadSpec, Resident, model_key
 from localrun.supervisor.choices import Choices, sampling_of
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.stream import RequestStream
@@ -59,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(Protocol):
-    """The events of one call: `TextDelta`s, and exactly one `Done` for each of its choices.
+    """The events of one call: pieces of its answers, and one `Done` for each of its choices.
 
     Raises an error of `localrun.errors`, once, when one of the choices cannot be finished.
     """
@@ -352,6 +347,7 @@ class _Answer:
                 self._call.return_context,
                 self._call.client,
                 self._call.scope,
+                self._call.schema,
             )
         )
 

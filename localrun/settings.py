@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from localrun import setting_texts as texts
-from localrun.core import KvLayout
 from localrun.setting_texts import DEFAULT_PORT
+from localrun.spec import KvLayout
 from localrun.units import parse_duration_s, parse_size_bytes, parse_switch
 
 

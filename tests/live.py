@@ -16,8 +16,8 @@ from typing import Any
 import gguf
 import psutil
 
-from localrun.core import FAKE_ARCHITECTURE
 from localrun.runner.fake import SCRIPT_KEY
+from localrun.spec import FAKE_ARCHITECTURE
 
 # A hang guard for slow shared machines, not a measurement.
 LIMIT_S = 30.0

@@ -19,7 +19,7 @@ from cli.context import Context
 from cli.errors import INTERRUPTED, CliError, Failed, Usage, explaining_missing
 from cli.job import Job
 from localrun import __version__
-from localrun.core import Admission
+from localrun.spec import Admission
 from localrun.units import FOREVER, parse_duration_s
 from modelstore.names import ModelName
 

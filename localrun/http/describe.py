@@ -13,9 +13,9 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from localrun.core import Resident, RunnerInfo, RunnerStats
 from localrun.http.abilities import Abilities
 from localrun.memory import CPU
+from localrun.spec import Resident, RunnerInfo, RunnerStats
 from localrun.wire.native_models import (
     Description,
     Details,

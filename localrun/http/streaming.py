@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from localrun.core import Choice, Done, TextDelta
+from localrun.core import Choice, Delta, Done, TextDelta, ThinkingDelta, ToolCallDelta
 from localrun.http.errors import Dialect, error_response, fault_of
 from localrun.service import Answer
 from localrun.wire.faults import Fault
@@ -35,7 +35,7 @@ class AnswerWriter(Protocol):
         """Content type of a stream."""
         ...
 
-    def delta(self, piece: TextDelta) -> bytes:
+    def delta(self, piece: Delta) -> bytes:
         """A piece of a choice."""
         ...
 
@@ -211,16 +211,16 @@ class AnswerResponse:
         return Response(document, headers=self._headers, media_type=JSON_TYPE)
 
     async def _collect(self, answer: Answer) -> bytes:
-        pieces: list[list[TextDelta]] = [[] for _ in range(self._n_choices)]
+        pieces: list[list[Delta]] = [[] for _ in range(self._n_choices)]
         dones: dict[int, Done] = {}
         while len(dones) < self._n_choices:
             event = await anext(answer, None)
             if event is None:
                 raise AnswerBroken
-            if isinstance(event, TextDelta):
-                pieces[event.index].append(event)
-            else:
+            if isinstance(event, Done):
                 dones[event.index] = event
+            else:
+                pieces[event.index].append(event)
         return self._writer.whole([_joined(pieces[i], dones[i]) for i in sorted(dones)])
 
     async def _forward(self, answer: Answer, sender: Sender) -> None:
@@ -237,14 +237,20 @@ class AnswerResponse:
             event = await anext(answer, None)
             if event is None:
                 raise AnswerBroken
-            if isinstance(event, TextDelta):
-                return self._writer.delta(event), n_open
-            n_open -= 1
-            return self._writer.final(event, is_last=n_open == 0), n_open
+            if isinstance(event, Done):
+                n_open -= 1
+                return self._writer.final(event, is_last=n_open == 0), n_open
+            return self._writer.delta(event), n_open
         except Exception as error:  # noqa: BLE001 - it becomes the last frame of the stream
             return self._writer.failure(fault_of(error)[1]), 0
 
 
-def _joined(pieces: Sequence[TextDelta], done: Done) -> Choice:
-    text = "".join(piece.text for piece in pieces)
-    return Choice(text, done, tuple(entry for piece in pieces for entry in piece.logprobs))
+def _joined(pieces: Sequence[Delta], done: Done) -> Choice:
+    texts = [piece for piece in pieces if not isinstance(piece, ToolCallDelta)]
+    return Choice(
+        "".join(piece.text for piece in texts if isinstance(piece, TextDelta)),
+        done,
+        tuple(entry for piece in texts for entry in piece.logprobs),
+        "".join(piece.text for piece in texts if isinstance(piece, ThinkingDelta)),
+        tuple(piece.call for piece in pieces if isinstance(piece, ToolCallDelta)),
+    )

@@ -9,21 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from localrun.core import (
-    Done,
-    LoadSpec,
-    Overflow,
-    Prompt,
-    Question,
-    RunnerInfo,
-    RunnerStats,
-    SamplingParams,
-    Text,
-    TextDelta,
-    Tokens,
-    Verdict,
-)
+from localrun.core import Delta, Done, Overflow, Prompt, Question, SamplingParams, Text, Tokens
 from localrun.memory import Device, Plan, Split
+from localrun.spec import LoadSpec, RunnerInfo, RunnerStats, Verdict
 
 # Begins the line on stderr in which a runner says why it is about to end.
 LAST_WORDS = "localrun-runner: "
@@ -61,7 +49,7 @@ class Load(Struct, frozen=True, tag="load"):
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """A request. `template` is a Go template, None the model's own.
+    """A request. `template` is a Go template, None the model's own; `schema` as in `core.Call`.
 
     `n_ctx` caps its window; a larger one than the context has makes the runner build a larger
     context. `client` and `scope` are those of `core.Call`.
@@ -76,6 +64,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     return_context: bool = False
     client: str = ""
     scope: str = ""
+    schema: str | None = None
 
 
 class Ask(Struct, frozen=True, tag="ask"):
@@ -183,7 +172,7 @@ class Progressed(Struct, frozen=True, tag="out"):
     """A piece of the answer, or its end."""
 
     id: int
-    event: TextDelta | Done
+    event: Delta | Done
 
 
 class Answered(Struct, frozen=True, tag="answered"):

@@ -7,9 +7,9 @@ which measures (`placement.layers`); `num_gpu` of a request is handed on to it.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from localrun.core import DEFAULT_N_BATCH, LoadOptions
 from localrun.memory import Device
 from localrun.placement.layers import overhead_of, usable
+from localrun.spec import DEFAULT_N_BATCH, LoadOptions
 
 _GIB = 1 << 30
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.core import LoadSpec, Verdict
 from localrun.placement.machine import cpu_model
+from localrun.spec import LoadSpec, Verdict
 
 _log = logging.getLogger(__name__)
 

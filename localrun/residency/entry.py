@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from localrun.core import LoadSpec, Resident, RunnerInfo, RunnerStats
 from localrun.errors import LocalrunError
 from localrun.memory import Plan, Split
 from localrun.residency.memory import planned_info
 from localrun.residency.policy import Held, State
+from localrun.spec import LoadSpec, Resident, RunnerInfo, RunnerStats
 from localrun.units import FOREVER
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from localrun.core import LoadSpec, RunnerInfo
 from localrun.errors import NotEnoughMemory
 from localrun.memory import CPU, Plan
+from localrun.spec import LoadSpec, RunnerInfo
 
 # How long a device may take to show memory as free after the process that had it has ended.
 # Source: Ollama.

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from localrun.core import LoadSpec, Resident
 from localrun.errors import (
     LoadFailed,
     LocalrunError,
@@ -28,6 +27,7 @@ from localrun.residency.keep_alive import effective_s, next_expiry_s
 from localrun.residency.memory import Returning, not_enough, returning, total
 from localrun.residency.policy import Evict, Load, Refuse, Start, Use, Wait, admit, decide
 from localrun.residency.queue import Limit, Waiter, WaitingLine
+from localrun.spec import LoadSpec, Resident
 from localrun.units import FOREVER
 
 _log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from localrun.core import LoadSpec
 from localrun.memory import CPU, Plan
+from localrun.spec import LoadSpec
 from localrun.units import FOREVER
 
 State = Literal["loading", "ready", "stopping"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from localrun.core import LoadSpec
 from localrun.errors import LocalrunError, QueueFull
+from localrun.spec import LoadSpec
 
 T = TypeVar("T")
 

@@ -22,7 +22,6 @@ import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from localrun.core import LoadSpec
 from localrun.ipc.messages import (
     Ask,
     Cancel,
@@ -45,6 +44,7 @@ from localrun.runner.model import LoadRefused as Refused
 from localrun.runner.model import Model
 from localrun.runner.prompt.prepare import PromptThread
 from localrun.runner.text import TextMessage, TextThread
+from localrun.spec import LoadSpec
 
 EXIT_REFUSED = 3
 EXIT_BUG = 70

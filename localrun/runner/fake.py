@@ -1,7 +1,7 @@
 """A scripted model behind the same seam as llama.py: exact bytes, delays, endless text, crashes.
 
 The script is JSON in the key `localrun.script` of a GGUF file whose architecture is
-`core.FAKE_ARCHITECTURE`, so that it travels through the store, the daemon and the runner like any
+`spec.FAKE_ARCHITECTURE`, so that it travels through the store, the daemon and the runner like any
 model. Tests use it; no weights are involved. A byte of text is a token (ids 0 to 255), piece i of
 the script is token 256 + i, and END ends a generation.
 """
@@ -17,11 +17,12 @@ import gguf
 import msgspec
 from msgspec import Struct
 
-from localrun.core import LoadSpec, RunnerInfo, SamplingParams
+from localrun.core import SamplingParams
 from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import CPU, Fit, Need, Plan, Split
 from localrun.runner.engine.layout import ModelFacts, Shape
 from localrun.runner.model import Likelihoods, LoadRefused, Model, OnProgress, State, Wanted
+from localrun.spec import LoadSpec, RunnerInfo
 
 SCRIPT_KEY = "localrun.script"
 

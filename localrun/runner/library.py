@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from localrun.core import LoadSpec
 from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import Split
 from localrun.runner.ggml.devices import Machine, build
 from localrun.runner.llama import LlamaModel
 from localrun.runner.model import Berth, LoadRefused, Model, NoMemory, OnProgress
 from localrun.runner.planning import Planner, shortage
+from localrun.spec import LoadSpec
 
 # When a load lacks memory in spite of its plan, this much more is kept free on each GPU: with the
 # margin of every plan that is half as much again as llama.cpp's own fit keeps.

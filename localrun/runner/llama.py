@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.core import LoadSpec, RunnerInfo, SamplingParams
+from localrun.core import SamplingParams
 from localrun.memory import CPU, Need, Split
 from localrun.placement.layers import GPU_MARGIN_BYTES, RAM_MARGIN_BYTES
 from localrun.runner.engine.layout import Shape
@@ -43,6 +43,7 @@ from localrun.runner.model import (
     State,
     Wanted,
 )
+from localrun.spec import LoadSpec, RunnerInfo
 
 # Share of the free memory for KV outside the context, and the most that is taken unasked.
 _HOST_SHARE, _HOST_LIMIT_BYTES = 0.1, 4 << 30

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeVar
 
-from localrun.core import LoadSpec
 from localrun.ipc.messages import (
     DevicesListed,
     ListDevices,
@@ -20,6 +19,7 @@ from localrun.ipc.messages import (
 )
 from localrun.memory import Split
 from localrun.runner.model import Model, OnProgress
+from localrun.spec import LoadSpec
 
 # What the daemon sends before the model is there.
 Question = ListDevices | MakePlan | Load

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from localrun.core import RunnerInfo, SamplingParams
+from localrun.core import SamplingParams
 from localrun.memory import Need, Split
 from localrun.runner.engine.layout import ModelFacts, Shape
+from localrun.spec import RunnerInfo
 
 # Called with the part of the weights that is in place, 0 to 1.
 OnProgress = Callable[[float], None]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from localrun.core import LoadSpec
 from localrun.ipc.messages import Planned
 from localrun.memory import CPU, Device, Fit, Need, Plan, Split
 from localrun.placement.layers import (
@@ -39,6 +38,7 @@ from localrun.runner.engine.layout import (
 from localrun.runner.ggml.devices import Found, Machine
 from localrun.runner.ggml.probe import Measured, Probe
 from localrun.runner.model import Berth, LoadRefused
+from localrun.spec import LoadSpec
 
 # Proposals that are measured before the model goes to RAM. The first one is nearly always right.
 _MAX_ROUNDS = 4

@@ -10,15 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from localrun.core import (
-    Done,
-    DoneReason,
-    Likelihood,
-    RunnerStats,
-    TextDelta,
-    TokenLogprob,
-    Usage,
-)
+from localrun.core import Done, DoneReason, Likelihood, TextDelta, TokenLogprob, Usage
 from localrun.errors import BadRequest, LocalrunError, to_fields
 from localrun.ipc.messages import (
     Admitted,
@@ -43,6 +35,7 @@ from localrun.runner.output.alignment import Alignment
 from localrun.runner.output.detokenizer import Detokenizer
 from localrun.runner.prompt.composer import Prepared
 from localrun.runner.prompt.prepare import FromPrompt, Refused, Settled
+from localrun.spec import RunnerStats
 
 # What the text thread's inbox carries, from the reader, the prompt thread and the engine.
 TextMessage = Cancel | Pace | Share | FromPrompt | StepOutput

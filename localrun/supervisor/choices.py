@@ -25,7 +25,7 @@ def sampling_of(sampling: SamplingParams, number: int) -> SamplingParams:
 
 
 class Choices:
-    """`n_choices` streams in order of arrival: `TextDelta`s, and one `Done` for each choice.
+    """`n_choices` streams in order of arrival: pieces, and one `Done` for each choice.
 
     At most `n_at_once` are under way, the others follow as these end. So a call with many choices
     stands in its runner's line like one request after the other, and not ahead of everybody who

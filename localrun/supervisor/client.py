@@ -8,16 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from localrun.core import (
-    Done,
-    Event,
-    Question,
-    RunnerInfo,
-    RunnerStats,
-    Text,
-    Tokens,
-    Verdict,
-)
+from localrun.core import Done, Event, Question, Text, Tokens
 from localrun.errors import (
     BadRequest,
     LocalrunError,
@@ -48,6 +39,7 @@ from localrun.ipc.messages import (
     ToDaemon,
     Waiting,
 )
+from localrun.spec import RunnerInfo, RunnerStats, Verdict
 from localrun.supervisor.process import RunnerProcess
 from localrun.supervisor.stream import RequestStream
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from localrun.core import LoadSpec, Verdict
 from localrun.errors import LoadFailed
 from localrun.ipc.messages import (
     Load,
@@ -19,6 +18,7 @@ from localrun.ipc.messages import (
     Planned,
 )
 from localrun.memory import Plan, Split
+from localrun.spec import LoadSpec, Verdict
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.process import RunnerProcess
 

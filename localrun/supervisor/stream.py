@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from localrun.core import Done, Event, TextDelta
+from localrun.core import Delta, Done, Event, ToolCallDelta
 from localrun.errors import LocalrunError, Phase
 
 # What waits for a slow reader before its sequence is paused, as bytes on the wire: below it a
@@ -55,15 +55,15 @@ class RequestStream:
             self._arrival = self._loop.create_future()
             await self._arrival
         event = self._ready.popleft()
-        if isinstance(event, TextDelta):
-            self._n_bytes -= _size_bytes(event)
-            if self.is_paused and self._n_bytes <= AHEAD_BYTES // 4:
-                self._set_paused(False)
-            return event
         if isinstance(event, LocalrunError):
             self._is_over = True
             raise event
-        self._is_over = isinstance(event, Done)
+        if isinstance(event, Done):
+            self._is_over = True
+            return event
+        self._n_bytes -= _size_bytes(event)
+        if self.is_paused and self._n_bytes <= AHEAD_BYTES // 4:
+            self._set_paused(False)
         return event
 
     def watch(self, on_event: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ class RequestStream:
     def put(self, event: Event | LocalrunError) -> None:
         """Hands on a piece of the answer or its end."""
         self._ready.append(event)
-        if isinstance(event, TextDelta):
+        if not isinstance(event, Done | LocalrunError):
             self._n_bytes += _size_bytes(event)
             if self._n_bytes > AHEAD_BYTES and not self.is_paused:
                 self._set_paused(True)
@@ -113,7 +113,9 @@ class RequestStream:
         self.put(error)
 
 
-def _size_bytes(piece: TextDelta) -> int:
+def _size_bytes(piece: Delta) -> int:
     """About what it is on the wire."""
+    if isinstance(piece, ToolCallDelta):
+        return len(repr(piece.call.arguments)) + _PIECE_BYTES
     n_tokens = sum(1 + len(token.top) for token in piece.logprobs)
     return len(piece.text) + _PIECE_BYTES + n_tokens * _LOGPROB_BYTES

@@ -15,6 +15,7 @@ from localrun.core import (
     Call,
     ChatPrompt,
     Choice,
+    Delta,
     Done,
     FillPrompt,
     Message,
@@ -228,8 +229,9 @@ class NativeWriter:
             after = b'},"done":false'
         self._head, self._before, self._after = head, before, after
 
-    def delta(self, piece: TextDelta) -> bytes:
+    def delta(self, piece: Delta) -> bytes:
         """A line with a piece of the answer."""
+        assert isinstance(piece, TextDelta)
         created_at = rfc3339(self._clock_ns()).encode()
         parts = (self._head, created_at, self._before, _encode(piece.text), self._after)
         if not piece.logprobs:

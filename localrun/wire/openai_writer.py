@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from localrun.core import Choice, Done, TextDelta, TokenLogprob
+from localrun.core import Choice, Delta, Done, TextDelta, TokenLogprob
 from localrun.wire.faults import Fault
 from localrun.wire.logprobs import CompletionLogprobs, chat_logprobs
 from localrun.wire.streams import SSE_DONE, sse
@@ -102,8 +102,9 @@ class OpenAIWriter:
         self._dones: list[Done] = []
         self._before = b"data: " + _encode(self._head)[:-1] + b',"choices":[{"index":'
 
-    def delta(self, piece: TextDelta) -> bytes:
+    def delta(self, piece: Delta) -> bytes:
         """An event with a piece of a choice."""
+        assert isinstance(piece, TextDelta)
         index, shape = piece.index, self._shape
         between = shape.next if index in self._begun else shape.first
         self._begun.add(index)

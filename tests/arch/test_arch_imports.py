@@ -15,19 +15,27 @@ PACKAGES = ("localrun", "modelstore", "cli")
 # package directly below `localrun`, the module `cli.commands.serve`, or else a package.
 ROOMS: dict[str, tuple[str, ...]] = {
     "localrun": (),
-    "localrun.core": ("localrun.memory",),
+    "localrun.core": (),
+    "localrun.spec": ("localrun.memory",),
     "localrun.units": (),
     "localrun.loopback": (),
     "localrun.memory": (),
     "localrun.cgroups": (),
     "localrun.errors": (),
-    "localrun.metrics": ("localrun.core",),
-    "localrun.options": ("localrun.core", "localrun.errors"),
+    "localrun.metrics": ("localrun.spec",),
+    "localrun.options": ("localrun.core", "localrun.spec", "localrun.errors"),
     "localrun.setting_texts": ("localrun.units",),
-    "localrun.settings": ("localrun.core", "localrun.setting_texts", "localrun.units"),
-    "localrun.ipc": ("localrun.core", "localrun.errors", "localrun.memory", "localrun.ipc"),
+    "localrun.settings": ("localrun.spec", "localrun.setting_texts", "localrun.units"),
+    "localrun.ipc": (
+        "localrun.core",
+        "localrun.spec",
+        "localrun.errors",
+        "localrun.memory",
+        "localrun.ipc",
+    ),
     "localrun.runner": (
         "localrun.core",
+        "localrun.spec",
         "localrun.errors",
         "localrun.memory",
         "localrun.metrics",
@@ -37,14 +45,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.runner",
     ),
     "localrun.placement": (
-        "localrun.core",
+        "localrun.spec",
         "localrun.errors",
         "localrun.memory",
         "localrun.cgroups",
         "localrun.placement",
     ),
     "localrun.residency": (
-        "localrun.core",
+        "localrun.spec",
         "localrun.errors",
         "localrun.memory",
         "localrun.units",
@@ -52,6 +60,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "localrun.supervisor": (
         "localrun.core",
+        "localrun.spec",
         "localrun.errors",
         "localrun.memory",
         "localrun.ipc",
@@ -66,6 +75,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "localrun.service": (
         "localrun.core",
+        "localrun.spec",
         "localrun.errors",
         "localrun.memory",
         "localrun.options",
@@ -84,6 +94,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "localrun.http": (
         "localrun.core",
+        "localrun.spec",
         "localrun.diagnosis",
         "localrun.errors",
         "localrun.memory",
@@ -98,7 +109,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "modelstore",
     ),
     "localrun.app": (
-        "localrun.core",
         "localrun.diagnosis",
         "localrun.errors",
         "localrun.memory",
@@ -119,7 +129,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "modelstore.transfer": ("modelstore",),
     "cli": (
         "cli",
-        "localrun.core",
+        "localrun.spec",
         "localrun.errors",
         "localrun.loopback",
         "localrun.options",

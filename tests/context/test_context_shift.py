@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from live import Daemon
 
-from localrun.core import LoadSpec, SamplingParams
+from localrun.core import SamplingParams
 from localrun.runner.engine.engine import Engine, StepOutput
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.llama import LlamaModel
+from localrun.spec import LoadSpec
 
 PROMPT = "Once upon a time there was a small village by the sea, and in that village"
 

@@ -12,7 +12,6 @@ from gguf_changes import changed
 from localrun.core import (
     ChatPrompt,
     FillPrompt,
-    LoadSpec,
     Message,
     Overflow,
     Prompt,
@@ -29,6 +28,7 @@ from localrun.runner.llama import LlamaVocab
 from localrun.runner.prompt.composer import Prepared
 from localrun.runner.prompt.prepare import PromptThread, Refused
 from localrun.runner.prompt.spelling import MARK, Piece, Spellings
+from localrun.spec import LoadSpec
 
 N_CTX = 2000
 

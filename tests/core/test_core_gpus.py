@@ -2,7 +2,6 @@
 
 import pytest
 
-from localrun.core import LoadOptions
 from localrun.memory import Device, DeviceKind
 from localrun.placement.fit import (
     Defaults,
@@ -11,6 +10,7 @@ from localrun.placement.fit import (
     place,
     usable_bytes,
 )
+from localrun.spec import LoadOptions
 
 GIB = 1 << 30
 

@@ -3,8 +3,8 @@
 import math
 import re
 
-from localrun.core import Histogram, Resident, RunnerStats
 from localrun.metrics import METRICS, exposition
+from localrun.spec import Histogram, Resident, RunnerStats
 
 _HELP = re.compile(r"# HELP ([a-zA-Z_:][a-zA-Z0-9_:]*) (.+)")
 _TYPE = re.compile(r"# TYPE ([a-zA-Z_:][a-zA-Z0-9_:]*) (counter|gauge|histogram)")

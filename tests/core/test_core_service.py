@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from live import write_fake_model
 
-from localrun.core import Call, ChatPrompt, LoadOptions, Message, Verdict
+from localrun.core import Call, ChatPrompt, Message
 from localrun.placement.fit import Defaults
 from localrun.placement.verdicts import Verdicts
 from localrun.residency.entry import EmptyRunner
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService, ServiceDefaults
+from localrun.spec import LoadOptions, Verdict
 from localrun.supervisor.client import RunnerClient
 from modelstore.create import CreateRequest, create
 from modelstore.store import Store

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from localrun import errors
-from localrun.core import LoadOptions, LoadSpec, SamplingParams
+from localrun.core import SamplingParams
 from localrun.ipc.framing import MAX_FRAME_BYTES, FrameDecoder, FrameTooLarge, encode_frame
 from localrun.loopback import is_loopback
 from localrun.options import OPTIONS, check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.setting_texts import parse_host
 from localrun.settings import SETTINGS, BadSetting, from_env
+from localrun.spec import LoadOptions, LoadSpec
 from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
 
 # ---- units

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from localrun.app import Daemon
-from localrun.core import LoadSpec, Verdict
 from localrun.placement import verdicts as module
 from localrun.placement.verdicts import Verdicts
 from localrun.settings import Settings, cache_folder
+from localrun.spec import LoadSpec, Verdict
 from localrun.supervisor.empty import EmptyRunner
 
 SPEC = LoadSpec("/w", "sha256:d", n_ctx=100, n_parallel=4, n_threads=2)

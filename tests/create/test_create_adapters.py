@@ -8,13 +8,13 @@ from create_steps import greedy, make, refusal, upload
 from live import Daemon
 from rpc_server import RpcServer
 
-from localrun.core import LoadSpec
 from localrun.memory import CPU, Split
 from localrun.runner.engine.layout import Shape
 from localrun.runner.ggml.devices import Machine
 from localrun.runner.ggml.probe import Probe
 from localrun.runner.llama import LlamaModel
 from localrun.runner.model import Berth, LoadRefused
+from localrun.spec import LoadSpec
 
 SHAPE = Shape("unified", 256, 1, 4, 256, False)
 # 30 layers, each with a pair of 4 × 576 F32.

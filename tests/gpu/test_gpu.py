@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from localrun.core import LoadSpec
 from localrun.memory import Device
 from localrun.placement.layers import GPU_MARGIN_BYTES, usable
 from localrun.runner.ggml.devices import Machine
 from localrun.runner.library import LlamaLibrary
 from localrun.runner.llama import LlamaModel
+from localrun.spec import LoadSpec
 
 MIB = 1 << 20
 

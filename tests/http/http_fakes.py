@@ -5,12 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from localrun.core import Call, Done, Event, Resident, TextDelta, Usage
+from localrun.core import Call, Done, Event, TextDelta, Usage
 from localrun.diagnosis import diagnose
 from localrun.http.routes import build_app
 from localrun.ipc.messages import DevicesListed
 from localrun.memory import Device
 from localrun.settings import Settings
+from localrun.spec import Resident
 from modelstore.store import Store
 
 DONE = Done("stop", Usage(prompt_count=3, completion_count=2, total_ns=9))

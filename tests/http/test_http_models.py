@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from http_fakes import Exchange, ScriptedService, app_of
 
-from localrun.core import Resident, RunnerInfo, RunnerStats
 from localrun.http import create as create_module
 from localrun.memory import Need
+from localrun.spec import Resident, RunnerInfo, RunnerStats
 from modelstore.create import CreateRequest, Progress, create
 from modelstore.errors import DiskFull
 from modelstore.store import Store

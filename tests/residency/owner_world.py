@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from localrun.core import LoadSpec, RunnerInfo, RunnerStats
 from localrun.errors import (
     LocalrunError,
 )
@@ -12,6 +11,7 @@ from localrun.memory import Need, Plan, Split
 from localrun.residency.clock import Time
 from localrun.residency.entry import Lease
 from localrun.residency.owner import Residency
+from localrun.spec import LoadSpec, RunnerInfo, RunnerStats
 
 
 class FakeRunner:

@@ -6,9 +6,9 @@ import math
 import pytest
 from owner_world import World, run
 
-from localrun.core import LoadOptions
 from localrun.errors import LoadFailed, ModelStopped, QueueFull, ShuttingDown
 from localrun.residency.owner import STOP_GRACE_S
+from localrun.spec import LoadOptions
 
 
 def test_the_first_request_loads_and_the_second_shares() -> None:

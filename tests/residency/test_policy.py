@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from localrun.core import LoadOptions, LoadSpec
 from localrun.memory import Fit, Need, Plan, Split
 from localrun.residency.keep_alive import effective_s, next_expiry_s
 from localrun.residency.memory import RETURN_LIMIT_S, not_enough, planned_info, returning
@@ -22,6 +21,7 @@ from localrun.residency.policy import (
     admit,
     decide,
 )
+from localrun.spec import LoadOptions, LoadSpec
 from localrun.units import FOREVER
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from localrun.core import LoadSpec, SamplingParams
+from localrun.core import SamplingParams
 from localrun.errors import EngineFailed
 from localrun.ipc.messages import Share
 from localrun.runner.engine.engine import Engine, Remove, StepOutput
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeModel
+from localrun.spec import LoadSpec
 
 
 class Bench:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from localrun.core import LoadSpec, SamplingParams
+from localrun.core import SamplingParams
 from localrun.ipc.messages import Pace
 from localrun.runner.engine.engine import Engine, Remove, StepOutput
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeModel
+from localrun.spec import LoadSpec
 
 TEXT = "the whole text that is said"
 

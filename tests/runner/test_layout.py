@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from localrun.core import LoadOptions, LoadSpec, Verdict
 from localrun.errors import WindowTooLarge
 from localrun.runner.engine.layout import ModelFacts, Shape, choose_shape, n_ctx_max, window_of
+from localrun.spec import LoadOptions, LoadSpec, Verdict
 
 PLENTY = 1 << 40
 FACTS = ModelFacts(cell_bytes=1)

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from localrun.core import LoadSpec
 from localrun.ipc.messages import Load, MakePlan, Outbox, Planned, Progress
 from localrun.memory import Plan
 from localrun.runner.engine.layout import Shape
 from localrun.runner.loading import Question, answer_until_loaded
 from localrun.runner.model import Model
+from localrun.spec import LoadSpec
 
 FakeModelWriter = Callable[..., Path]
 

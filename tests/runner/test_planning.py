@@ -10,7 +10,7 @@ import pytest
 from moe_model import EXPERT_BYTES, N_LAYERS, write_moe_model
 from rpc_server import RpcServer
 
-from localrun.core import LoadOptions, LoadSpec, SamplingParams
+from localrun.core import SamplingParams
 from localrun.ipc.messages import Planned
 from localrun.memory import CPU, Plan, Split
 from localrun.placement.layers import GPU_MARGIN_BYTES
@@ -20,6 +20,7 @@ from localrun.runner.engine.sequence import Sequence
 from localrun.runner.library import LlamaLibrary
 from localrun.runner.llama import LlamaModel
 from localrun.runner.model import LoadRefused, Model, NoMemory
+from localrun.spec import LoadOptions, LoadSpec
 
 MIB = 1 << 20
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"

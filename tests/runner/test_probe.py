@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from rpc_server import RpcServer
 
-from localrun.core import LoadSpec
 from localrun.memory import CPU, Need, Split
 from localrun.placement.layers import needs_of
 from localrun.runner.engine.layout import Shape
@@ -18,6 +17,7 @@ from localrun.runner.ggml.devices import Machine
 from localrun.runner.ggml.probe import Probe, Tensors
 from localrun.runner.llama import LlamaModel
 from localrun.runner.model import Berth, LoadRefused
+from localrun.spec import LoadSpec
 
 MODELS = pytest.mark.parametrize("name", ["smollm2", "gemma3"])
 

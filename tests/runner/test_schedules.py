@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localrun.core import LoadSpec, SamplingParams
+from localrun.core import SamplingParams
 from localrun.runner.engine.engine import Engine, Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeModel
 from localrun.runner.model import State
+from localrun.spec import LoadSpec
 
 # The short run plays the same schedules every time that the same modules are loaded, from which
 # Hypothesis takes numbers too: which corners 300 random ones come to differs more than tenfold.

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from localrun.core import LoadSpec, SamplingParams, Verdict
+from localrun.core import SamplingParams
 from localrun.runner.engine.engine import Engine, StepOutput
 from localrun.runner.engine.self_test import Trial, judge, self_test
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.fake import FakeModel
+from localrun.spec import LoadSpec, Verdict
 
 ALL = [("split", True), ("unified", True), ("split", False), ("unified", False)]
 

@@ -5,15 +5,7 @@ from typing import Any
 
 import pytest
 
-from localrun.core import (
-    ChatPrompt,
-    Done,
-    Message,
-    Overflow,
-    RawPrompt,
-    SamplingParams,
-    TextDelta,
-)
+from localrun.core import ChatPrompt, Done, Message, Overflow, RawPrompt, SamplingParams, TextDelta
 from localrun.errors import EngineFailed
 from localrun.ipc.messages import (
     Admitted,

@@ -11,11 +11,12 @@ import pytest
 from live import Daemon, wait_until
 from text_routes import ROUTES, Route
 
-from localrun.core import LoadSpec, SamplingParams
+from localrun.core import SamplingParams
 from localrun.runner.engine.engine import Engine, StepOutput
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.llama import LlamaModel
 from localrun.runner.model import Likelihoods
+from localrun.spec import LoadSpec
 
 MODEL = "smollm2:135m"
 QUESTION = "Name the capital of France."

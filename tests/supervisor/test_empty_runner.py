@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from localrun.core import LoadSpec, RunnerInfo, Verdict
 from localrun.errors import LoadFailed
 from localrun.ipc import messages
 from localrun.ipc.messages import (
@@ -22,6 +21,7 @@ from localrun.ipc.messages import (
     ToRunner,
 )
 from localrun.memory import Need, Plan, Split
+from localrun.spec import LoadSpec, RunnerInfo, Verdict
 from localrun.supervisor.empty import EmptyRunner
 
 SPEC = LoadSpec("/secret/place/m.gguf", "sha256:m", n_ctx=512, n_parallel=2, n_threads=1)

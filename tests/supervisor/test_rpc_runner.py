@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from rpc_server import RpcServer, free_port
 
-from localrun.core import Done, LoadSpec, RawPrompt, SamplingParams, TextDelta
+from localrun.core import Done, RawPrompt, SamplingParams, TextDelta
 from localrun.ipc.messages import (
     DevicesListed,
     ListDevices,
@@ -26,6 +26,7 @@ from localrun.ipc.messages import (
 )
 from localrun.memory import CPU
 from localrun.placement.layers import GPU_MARGIN_BYTES
+from localrun.spec import LoadSpec
 from localrun.supervisor.process import RunnerProcess
 
 # A hang guard for slow shared machines, not a measurement.

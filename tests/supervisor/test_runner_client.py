@@ -5,20 +5,11 @@ from typing import Any
 
 import pytest
 
-from localrun.core import (
-    Done,
-    RawPrompt,
-    RunnerInfo,
-    RunnerStats,
-    SamplingParams,
-    Tokenize,
-    Tokens,
-    Usage,
-    Verdict,
-)
+from localrun.core import Done, RawPrompt, SamplingParams, Tokenize, Tokens, Usage
 from localrun.errors import BadRequest, ModelStopped, RunnerLost, WindowTooLarge, to_fields
 from localrun.ipc import messages
 from localrun.ipc.messages import Failed, Outbox, Progressed, Resized, Submit, ToRunner
+from localrun.spec import RunnerInfo, RunnerStats, Verdict
 from localrun.supervisor.client import RunnerClient
 
 SMALL, LARGE = RunnerInfo(512, 4), RunnerInfo(8192, 4, n_cells=8192, layout="unified")

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from localrun.core import KvLayout, LoadSpec, Verdict
 from localrun.runner.engine.cache import KvCache
 from localrun.runner.engine.cost_model import CostModel
 from localrun.runner.engine.host_tier import HostTier, default_limit_bytes
 from localrun.runner.engine.layout import Shape, choose_shape
 from localrun.runner.engine.meter import Meter
 from localrun.runner.model import LoadRefused, Model
+from localrun.spec import KvLayout, LoadSpec, Verdict
 
 
 class Context:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from localrun.core import DoneReason, LoadSpec, RunnerInfo, RunnerStats, Verdict
+from localrun.core import DoneReason
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.ipc.messages import Pace, Share
 from localrun.runner.engine.cache import Holder, KvCache
@@ -41,6 +41,7 @@ from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
 from localrun.runner.measure import process_cpu_s, used_cpu_s
 from localrun.runner.model import Likelihoods, Model
+from localrun.spec import LoadSpec, RunnerInfo, RunnerStats, Verdict
 
 # One in so many cells stays free when sequences are admitted, as vLLM's watermark.
 _RESERVE_PART = 100

@@ -10,8 +10,8 @@ have. Then a self-test's verdict, if there is one.
 
 from dataclasses import dataclass
 
-from localrun.core import KvLayout, LoadSpec
 from localrun.errors import WindowTooLarge
+from localrun.spec import KvLayout, LoadSpec
 
 # Sequence ids beyond the slots of a unified pool, for sequences that are kept for their prefix.
 # llama.cpp has 256 ids; each one costs an output row of logits.

@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 
-from localrun.core import Histogram, RunnerStats
 from localrun.metrics import METRICS
+from localrun.spec import Histogram, RunnerStats
 
 
 class Meter:

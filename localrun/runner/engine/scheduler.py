@@ -12,8 +12,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from localrun.core import Admission
 from localrun.runner.engine.sequence import Sequence
+from localrun.spec import Admission
 
 # A sequence that does not fit may be overtaken by so many smaller ones before everybody waits.
 MAX_OVERTAKEN = 8

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from localrun.core import KvLayout, Verdict
 from localrun.runner.engine.layout import Shape
 from localrun.runner.model import LoadRefused, Model
+from localrun.spec import KvLayout, Verdict
 
 # Sequences and tokens of each in a trial. More would show the cost of attention better and take
 # longer than a user may notice.

@@ -3,10 +3,10 @@
 import ctypes
 from typing import Any
 
-from localrun.core import LoadSpec
 from localrun.runner.engine.layout import ModelFacts
 from localrun.runner.ggml.binding import lib
 from localrun.runner.model import LoadRefused
+from localrun.spec import LoadSpec
 
 # Bytes of one value; quantized ones carry a scale for every 32.
 _TYPE_BYTES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}

@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from localrun.core import LoadSpec
 from localrun.runner.ggml import library
 from localrun.runner.ggml.binding import lib
 from localrun.runner.model import LoadRefused
+from localrun.spec import LoadSpec
 
 
 def open_weights(spec: LoadSpec, params: Any) -> Any:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from localrun.core import LoadSpec
 from localrun.memory import Split
 from localrun.runner.engine.layout import Shape
 from localrun.runner.ggml import library
 from localrun.runner.ggml.binding import lib
+from localrun.spec import LoadSpec
 
 GGML_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 FLASH_ATTENTION_OFF, FLASH_ATTENTION_ON, FLASH_ATTENTION_AUTO = 0, 1, -1

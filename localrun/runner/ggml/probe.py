@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from localrun.core import LoadSpec
 from localrun.memory import CPU, Need, Split
 from localrun.placement.layers import Layer, Sizes, needs_of
 from localrun.runner.engine.layout import ModelFacts, Shape
@@ -24,6 +23,7 @@ from localrun.runner.ggml.files import open_weights, tensor_bytes
 from localrun.runner.ggml.log import Lines, log
 from localrun.runner.ggml.params import EXPERTS, context_params, model_params, without_allocation
 from localrun.runner.model import LoadRefused
+from localrun.spec import LoadSpec
 
 _EXPERTS = re.compile(EXPERTS)
 _BLOCK = re.compile(r"blk\.(\d+)\.")
