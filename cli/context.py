@@ -17,6 +17,8 @@ from localrun.settings import Settings, from_env
 # What a terminal must never be told by a model: escape sequences and other control characters.
 _UNSAFE = {code: None for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
 
+_GREY, _PLAIN = "\x1b[90m", "\x1b[0m"
+
 
 def is_text(text: str) -> bool:
     """False when it holds escaped bytes that were not UTF-8: no request can carry them."""
@@ -63,6 +65,13 @@ class Context:
         """Writes one line for the person, never data. Where nobody can read it, it is lost."""
         with suppress(OSError):
             self.stderr.write(line.translate(_UNSAFE) + "\n")
+            self.stderr.flush()
+
+    def aside(self, text: str) -> None:
+        """Writes a piece of text for the person, on a terminal in grey; otherwise as `note`."""
+        clean = text.translate(_UNSAFE)
+        with suppress(OSError):
+            self.stderr.write(f"{_GREY}{clean}{_PLAIN}" if self.stderr.isatty() else clean)
             self.stderr.flush()
 
     def read_input(self, limit: int = -1) -> str:

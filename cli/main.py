@@ -127,6 +127,8 @@ def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int"
         module_name, function_name = COMMANDS[name]
         module = import_module(f"cli.commands.{module_name}")
         epilog = module.settings_help() if hasattr(module, "settings_help") else None
+        if len(names) == 1 and hasattr(module, "completed"):
+            words = module.completed(words)
         app.command(name, epilog=epilog)(getattr(module, function_name))
     if len(names) > 1:
         app.callback()(_program)

@@ -18,6 +18,7 @@ from cli.errors import CliError, ConnectionLost, DaemonUnreachable, Failed
 from cli.render import dropped, stats
 from cli.replies import ChatLine, Shown
 from cli.session import Ask, Leave, Say, Session, Show
+from cli.thinking import ThinkingView
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Repl:
     request: dict[str, Any]
     session: Session = field(default_factory=Session)
     read_line: Callable[[str], str] = input
+    hides_thinking: bool = False
 
     def loop(self) -> int:
         """Runs until the person leaves; the exit code."""
@@ -77,6 +79,8 @@ class Repl:
 
     def _ask(self, body: dict[str, Any]) -> None:
         answer: list[str] = []
+        thoughts: list[str] = []
+        view = ThinkingView(self.context, is_hidden=self.hides_thinking)
         last: ChatLine | None = None
         request = {"model": self.model, **self.request, **body}
         try:
@@ -85,16 +89,21 @@ class Repl:
                     lambda: stack.enter_context(self.client.stream("/api/chat", request, ChatLine))
                 )
                 for last in lines:
-                    answer.append(last.text)
-                    self.context.emit(last.text)
+                    thoughts.append(last.thinking)
+                    view.show(last.thinking)
+                    if last.text:
+                        view.close()
+                        answer.append(last.text)
+                        self.context.emit(last.text)
             if last is None or not last.done:
                 raise Failed("the answer ended before it was complete")
         except KeyboardInterrupt:
             if not answer:
                 self.context.say("")
         finally:
+            view.close()
             text = "".join(answer)
-            self.session.answered(text)
+            self.session.answered(text, "".join(thoughts))
             if text:
                 self.context.say("" if text.endswith("\n") else "\n")
         if last is not None and last.done:

@@ -143,6 +143,7 @@ class GenerateLine(Stats):
     """One line of `/api/generate`, or its whole answer; the numbers come with `done`."""
 
     response: str = ""
+    thinking: str = ""
     done: bool = False
     done_reason: str = ""
 
@@ -156,6 +157,7 @@ class ChatMessage(Struct):
     """The message of a `ChatLine`, as far as a terminal shows it."""
 
     content: str = ""
+    thinking: str = ""
 
 
 class ChatLine(Stats):
@@ -169,6 +171,11 @@ class ChatLine(Stats):
     def text(self) -> str:
         """The piece of the answer in this line."""
         return self.message.content
+
+    @property
+    def thinking(self) -> str:
+        """The piece of what the model thinks in this line."""
+        return self.message.thinking
 
 
 class Progress(Struct):

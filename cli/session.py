@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cli.parameters import typed
+from cli.thinking import think_value
 from localrun.errors import BadRequest
 from localrun.options import OPTIONS
 
@@ -24,9 +25,14 @@ _TOPICS: tuple[Topic, ...] = (
     "template",
 )
 
+_SETTINGS = "system, parameter, think, nothink, format, noformat, verbose or quiet"
+
 HELP = f"""\
 /set system TEXT           replace the system message
 /set parameter NAME VALUE  change an option, such as `/set parameter temperature 0.2`
+/set think [LEVEL]         let the model think first: low, medium, high, max or its own way
+/set nothink               let it answer at once
+/set format json           answers are JSON; /set noformat ends that
 /set verbose, /set quiet   show or hide timings after an answer
 /show TOPIC                show {", ".join(_TOPICS)}
 /clear                     forget the conversation
@@ -40,7 +46,7 @@ Ctrl-C stops an answer.
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send the conversation; `body` holds `messages` and, if any were set, `options`."""
+    """Send the conversation; `body` holds `messages` and what was set for the session."""
 
     body: dict[str, Any]
 
@@ -71,12 +77,14 @@ Action = Ask | Say | Show | Leave
 
 @dataclass
 class Session:
-    """One conversation. Mutable; for one thread."""
+    """One conversation. Mutable; for one thread. `format` and `think` are wire values, or None."""
 
     turns: list[dict[str, str]] = field(default_factory=list)
     system: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     verbose: bool = False
+    format: Any = None
+    think: bool | str | None = None
     _open: list[str] | None = None
     _opened_by: Literal["message", "system"] = "message"
 
@@ -100,13 +108,14 @@ class Session:
         """Drops an unfinished text of several lines (Ctrl-C at the prompt)."""
         self._open = None
 
-    def answered(self, text: str) -> None:
+    def answered(self, text: str, thinking: str = "") -> None:
         """The answer to the last `Ask`, possibly cut short; an empty one takes its question back.
 
         Turns have to alternate: many chat templates refuse two questions in a row.
         """
         if text:
-            self.turns.append({"role": "assistant", "content": text})
+            turn = {"role": "assistant", "content": text}
+            self.turns.append(turn | {"thinking": thinking} if thinking else turn)
         else:
             self.turns.pop()
 
@@ -116,6 +125,8 @@ class Session:
         body: dict[str, Any] = {"messages": system + self.turns}
         if self.options:
             body["options"] = dict(self.options)
+        body |= {} if self.format is None else {"format": self.format}
+        body |= {} if self.think is None else {"think": self.think}
         return [Ask(body)]
 
     def _begin(self, purpose: Literal["message", "system"], rest: str) -> list[Action]:
@@ -166,7 +177,26 @@ class Session:
             case "verbose" | "quiet":
                 self.verbose = what == "verbose"
                 return [Say("timings are " + ("shown" if self.verbose else "hidden"))]
-        return [Say("`/set` takes system, parameter, verbose or quiet; `/?` explains them")]
+            case "think" | "nothink":
+                return [self._set_think(value or "true" if what == "think" else "false")]
+            case "format" | "noformat":
+                return [self._set_format(value if what == "format" else "")]
+        return [Say(f"`/set` takes {_SETTINGS}; `/?` explains them")]
+
+    def _set_think(self, word: str) -> Say:
+        try:
+            self.think = think_value(word)
+        except ValueError as error:
+            return Say(f"`/set think` takes a level: {error}")
+        how = f" ({word})" if isinstance(self.think, str) else ""
+        does = f"thinks before it answers{how}" if self.think else "answers at once"
+        return Say(f"the model {does}")
+
+    def _set_format(self, value: str) -> Say:
+        if value not in ("json", ""):
+            return Say("`/set format` takes json; `localrun run --format` also takes a schema")
+        self.format = value or None
+        return Say("answers are JSON" if value else "answers are free text")
 
     def _set_system(self, text: str) -> list[Action]:
         self.system = text

@@ -5,8 +5,9 @@ Different on purpose: nothing but the answer reaches standard output, and Ctrl-C
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -19,28 +20,44 @@ from cli.errors import ApiError, Failed, Usage, explaining_missing
 from cli.job import Job
 from cli.render import dropped, stats
 from cli.replies import GenerateLine
+from cli.sources import expanded, no_file
+from cli.thinking import ThinkingView, think_value
 from localrun.units import parse_duration_s
 from modelstore.names import ModelName
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`keep_alive` and `format` are wire values, None when not given; `words` form the prompt."""
+    """`keep_alive`, `format` and `think` are wire values, None when not given.
+
+    `words` form the prompt. A schema may still be in a file, whose path `format` is then.
+    """
 
     model: str
     words: tuple[str, ...] = ()
     keep_alive: int | float | None = None
     format: Any = None
     verbose: bool = False
+    think: bool | str | None = None
+    hides_thinking: bool = False
 
     @property
     def request(self) -> dict[str, Any]:
-        """The fields that every request of this run carries."""
-        fields = {"keep_alive": self.keep_alive, "format": self.format}
+        """The fields of a request that stands for itself."""
+        fields = {"keep_alive": self.keep_alive, "format": self.format, "think": self.think}
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def run(
+def completed(words: list[str]) -> list[str]:
+    """The words of the command line; `--think` has its value, which only `=` can give it.
+
+    Otherwise the parser would take the first word of the prompt for one.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    return ["--think=true" if word == "--think" else word for word in words[:end]] + words[end:]
+
+
+def run(  # noqa: PLR0913  the options of the program
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     prompt: Annotated[
         list[str] | None, typer.Argument(help="The question; without one, a conversation starts.")
@@ -50,8 +67,24 @@ def run(
         typer.Option("--keepalive", help="How long the model stays in memory: 5m, 0, -1."),
     ] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="`json`, or a JSON schema for the answer.")
+        str | None,
+        typer.Option(
+            "--format",
+            help="The answer is JSON: `json`, or a JSON schema, as text or the name of a file.",
+        ),
     ] = None,
+    think: Annotated[
+        str | None,
+        typer.Option(
+            "--think",
+            metavar="[=LEVEL]",
+            help="Think before answering, or not: `--think`, `--think=false`, and for models that "
+            "know them the levels low, medium, high, max.",
+        ),
+    ] = None,
+    hidethinking: Annotated[
+        bool, typer.Option("--hidethinking", help="Do not show what the model thinks.")
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show timings on standard error.")
     ] = False,
@@ -62,7 +95,13 @@ def run(
     """Ask a model once (with a prompt or a pipe), or talk to it."""
     ModelName.parse(model)
     options = RunOptions(
-        model, tuple(prompt or ()), _keep_alive(keepalive), _format(format_), verbose
+        model,
+        tuple(prompt or ()),
+        _keep_alive(keepalive),
+        _format(format_),
+        verbose,
+        _think(think),
+        hidethinking,
     )
     return partial(run_run, options)
 
@@ -73,6 +112,8 @@ def run_run(options: RunOptions, context: Context) -> int:
     A model that is not here is pulled first. Raises: ApiError (404: it cannot be had, with what to
     do), Usage, Failed and `connect`'s.
     """
+    if isinstance(options.format, Path):
+        options = replace(options, format=_schema_in(options.format))
     prompt = _prompt(options.words, context)
     with explaining_missing(options.model):
         try:
@@ -113,15 +154,19 @@ def _answer_once(options: RunOptions, prompt: str, context: Context) -> None:
     body = {"model": options.model, "prompt": prompt, "stream": True, **options.request}
     last: GenerateLine | None = None
     on_new_line = False
+    thinking = ThinkingView(context, is_hidden=options.hides_thinking)
     try:
         with context.connect().stream("/api/generate", body, GenerateLine) as lines:
             for last in lines:
+                thinking.show(last.thinking)
                 if last.text:
+                    thinking.close()
                     context.emit(last.text)
                     on_new_line = last.text.endswith("\n")
         if last is None or not last.done:
             raise Failed("the answer ended before it was complete")
     finally:
+        thinking.close()
         # A shell prompt or an error message must not stick to an answer that was cut short.
         if last is not None and not on_new_line and (last.done or context.stdout.isatty()):
             context.say("")
@@ -134,11 +179,14 @@ def _answer_once(options: RunOptions, prompt: str, context: Context) -> None:
 
 def _converse(options: RunOptions, context: Context) -> int:
     from cli.repl import Repl, load
+    from cli.session import Session
 
     client = context.connect()
     load(context, client, options.model, options.keep_alive)
-    repl = Repl(context, client, options.model, options.request)
-    repl.session.verbose = options.verbose
+    keep_alive = {} if options.keep_alive is None else {"keep_alive": options.keep_alive}
+    session = Session(verbose=options.verbose, format=options.format, think=options.think)
+    repl = Repl(context, client, options.model, keep_alive, session)
+    repl.hides_thinking = options.hides_thinking
     return repl.loop()
 
 
@@ -159,13 +207,34 @@ def _keep_alive(text: str | None) -> int | float | None:
     return int(seconds) if seconds.is_integer() else seconds
 
 
+def _think(word: str | None) -> bool | str | None:
+    try:
+        return None if word is None else think_value(word)
+    except ValueError as error:
+        raise Usage(f"--think: {error}") from error
+
+
 def _format(text: str | None) -> Any:
+    """The wire value; a path when `text` is no schema but names a file."""
     if text is None or text == "json":
         return text
+    return _schema(text) if text.lstrip().startswith(("{", "[")) else expanded(text)
+
+
+def _schema_in(path: Path) -> Any:
+    if problem := no_file(path, str(path)):
+        raise Usage(f"--format takes `json`, a JSON schema or the name of a file: {problem}")
+    try:
+        return _schema(path.read_bytes(), f" in `{path}`")
+    except OSError as error:
+        raise Usage(f"--format: `{path}` cannot be read: {error.strerror}") from error
+
+
+def _schema(text: str | bytes, where: str = "") -> Any:
     try:
         schema = msgspec.json.decode(text)
     except msgspec.MsgspecError as error:
-        raise Usage(f"--format takes `json` or a JSON schema: {error}") from error
+        raise Usage(f"--format takes `json` or a JSON schema{where}: {error}") from error
     if not isinstance(schema, dict):
-        raise Usage("--format takes `json` or a JSON schema, which is an object")
+        raise Usage(f"--format takes `json` or a JSON schema{where}, which is an object")
     return schema

@@ -4,7 +4,8 @@ from localrun.http.requests import ApiRequest
 from localrun.http.streaming import AnswerResponse
 from localrun.http.text import answer
 from localrun.service import TextService
-from localrun.wire.native import NativeWriter, decode_chat, decode_generate
+from localrun.wire.native import decode_chat, decode_generate
+from localrun.wire.native_writer import NativeWriter
 
 
 class NativeApi:

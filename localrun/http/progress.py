@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from localrun.http.errors import error_response, fault_of
 from localrun.http.streaming import READER_STALL_S, ReaderStalled, Sender, while_connected
 from localrun.http.threads import StepsInThread
-from localrun.wire.native import CONTENT_TYPE
 from localrun.wire.native_models import encode_progress, encode_struct
+from localrun.wire.native_writer import CONTENT_TYPE
 from localrun.wire.streams import JSON_TYPE, ndjson
 from modelstore.create import Progress
 

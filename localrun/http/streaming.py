@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from localrun.core import Choice, Delta, Done, TextDelta, ThinkingDelta, ToolCallDelta
+from localrun.core import Choice, Delta, Done, Event, TextDelta, ThinkingDelta, ToolCallDelta
 from localrun.http.errors import Dialect, error_response, fault_of
 from localrun.service import Answer
 from localrun.wire.faults import Fault
@@ -33,6 +33,11 @@ class AnswerWriter(Protocol):
     @property
     def content_type(self) -> str:
         """Content type of a stream."""
+        ...
+
+    @property
+    def has_thinking(self) -> bool:
+        """Whether there is a place for what a model thinks; else it is left out."""
         ...
 
     def delta(self, piece: Delta) -> bytes:
@@ -214,9 +219,7 @@ class AnswerResponse:
         pieces: list[list[Delta]] = [[] for _ in range(self._n_choices)]
         dones: dict[int, Done] = {}
         while len(dones) < self._n_choices:
-            event = await anext(answer, None)
-            if event is None:
-                raise AnswerBroken
+            event = await self._event(answer)
             if isinstance(event, Done):
                 dones[event.index] = event
             else:
@@ -234,15 +237,20 @@ class AnswerResponse:
     async def _next(self, answer: Answer, n_open: int) -> tuple[bytes, int]:
         """(the next piece in this dialect, how many of `n_open` choices are still to end)."""
         try:
-            event = await anext(answer, None)
-            if event is None:
-                raise AnswerBroken
+            event = await self._event(answer)
             if isinstance(event, Done):
                 n_open -= 1
                 return self._writer.final(event, is_last=n_open == 0), n_open
             return self._writer.delta(event), n_open
         except Exception as error:  # noqa: BLE001 - it becomes the last frame of the stream
             return self._writer.failure(fault_of(error)[1]), 0
+
+    async def _event(self, answer: Answer) -> Event:
+        """The next one that this dialect has a place for. Raises AnswerBroken."""
+        while event := await anext(answer, None):
+            if self._writer.has_thinking or not isinstance(event, ThinkingDelta):
+                return event
+        raise AnswerBroken
 
 
 def _joined(pieces: Sequence[Delta], done: Done) -> Choice:

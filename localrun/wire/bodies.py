@@ -1,7 +1,7 @@
 """Request bodies: bytes → validated struct, and the rules that several dialects share.
 
 Owns the translation of msgspec's complaints into `BadRequest`, the message content that may be text
-or parts, `keep_alive`, and the refusal of features that this version does not have yet.
+or parts, `keep_alive`, and the refusal of images, which this version does not read yet.
 Knows neither URLs nor statuses. Source: Ollama `api/types.go`, `server/routes.go`.
 """
 
@@ -47,7 +47,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     if not body.strip():
         raise BadRequest("", "missing request body")
     try:
-        return decoder.decode(_mended(body))
+        return decoder.decode(mended(body))
     except msgspec.ValidationError as error:
         raise _located(str(error)) from None
     except msgspec.DecodeError as error:
@@ -66,7 +66,8 @@ _LONE_SURROGATE = re.compile(
 )
 
 
-def _mended(body: bytes) -> bytes:
+def mended(body: bytes) -> bytes:
+    """The JSON text without halves of surrogate pairs, in which decoders see an error."""
     if b"\\ud" not in body and b"\\uD" not in body:
         return body
     return _LONE_SURROGATE.sub(_replaced, body)
@@ -150,7 +151,7 @@ _MEANINGFUL = frozenset(OPTIONS) | {
     *("options", "keep_alive", "think", "format", "raw", "context", "system", "template"),
     *("max_tokens", "max_completion_tokens", "n", "best_of", "echo", "suffix", "verbosity"),
     *("response_format", "reasoning_effort", "logprobs", "top_logprobs", "tools", "tool_choice"),
-    *("functions", "moderation", "audio"),
+    *("functions", "function_call", "parallel_tool_calls", "reasoning", "moderation", "audio"),
 }
 
 
@@ -162,7 +163,7 @@ def without_effect(body: bytes, wire: msgspec.Struct) -> list[str]:
     fields = wire.__struct_fields__
     return [
         name
-        for name, value in _KEYS.decode(_mended(body)).items()
+        for name, value in _KEYS.decode(mended(body)).items()
         if name in _MEANINGFUL and name not in fields and bytes(value) != b"null"
     ]
 
@@ -171,12 +172,6 @@ def refuse_images(images: Sequence[Any] | None, model: str) -> None:
     """Raises Unsupported when there is an image."""
     if images:
         raise Unsupported(model, "vision", "images")
-
-
-def refuse_tools(tools: Sequence[Any] | None, model: str, path: str = "tools") -> None:
-    """Raises Unsupported when there is a tool."""
-    if tools:
-        raise Unsupported(model, "tools", path)
 
 
 # Ollama's and OpenAI's bound.
@@ -192,8 +187,3 @@ def wanted_logprobs(logprobs: bool | None, top_logprobs: int | None, path: str =
         problem = f"must be between 0 and {_MAX_TOP_LOGPROBS}"
         raise BadRequest(path, problem if path else f"top_logprobs {problem}")
     return (top_logprobs or 0) if logprobs else None
-
-
-def no_structure(path: str) -> BadRequest:
-    """The refusal of a JSON or schema request."""
-    return BadRequest(path, "structured output is not available yet; leave it out")

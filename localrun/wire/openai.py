@@ -1,9 +1,9 @@
 """OpenAI's dialect: requests for a chat → `Call`, and the objects of models.
 
 Owns the wire names of `/v1/chat/completions` and `/v1/models`, and what the older completions
-share with chats. Replies are in `openai_writer`. Knows neither URLs nor statuses and does no I/O.
-Null means absent. Fields without meaning here are ignored; those that would change the answer and
-are not available are refused with their name.
+share with chats. Messages are in `openai_messages`, replies in `openai_writer`. Knows neither URLs
+nor statuses and does no I/O. Null means absent. Fields without meaning here are ignored; those that
+would change the answer and are not available are refused with their name.
 Source: OpenAI's API reference, "Chat Completions".
 """
 
@@ -11,42 +11,23 @@ from typing import Any
 
 import msgspec
 
-from localrun.core import Call, ChatPrompt, Message, ToolCall
+from localrun.core import Call, ChatPrompt
 from localrun.errors import BadRequest, Unsupported
 from localrun.options import check_option
 from localrun.wire.bodies import (
-    Part,
     TextRequest,
-    content_text,
     decode,
-    no_structure,
-    refuse_tools,
     required_model,
     wanted_logprobs,
     without_effect,
 )
+from localrun.wire.openai_messages import WireMessage, message_of
+from localrun.wire.structure import schema_of_response_format
+from localrun.wire.thinking import Reasoning, think_of_effort
+from localrun.wire.tools import OPENAI_NAME_CHARS, ToolDefinition, chosen, tools_of
 
 # OpenAI's own bound.
 MAX_N = 128
-
-
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct):
-    function: _Function
-    id: str | None = None
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | list[Part] | None = None
-    tool_calls: list[_ToolCall] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-    reasoning: str | None = None
 
 
 class _StreamOptions(msgspec.Struct):
@@ -68,21 +49,19 @@ class Shared(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     n: int | None = None
     logit_bias: dict[str, Any] | None = None
-
-
-class _ResponseFormat(msgspec.Struct):
-    type: str | None = None
+    response_format: Any = None
 
 
 class _Chat(Shared, kw_only=True):
-    messages: list[_Message] | None = None
+    messages: list[WireMessage] | None = None
     max_completion_tokens: int | float | None = None
-    tools: list[Any] | None = None
-    response_format: _ResponseFormat | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
@@ -118,14 +97,19 @@ def decode_chat_completions(body: bytes) -> CompletionRequest:
     if not wire.messages:
         raise BadRequest("messages", "[] is too short - 'messages'")
     messages = tuple(
-        _message(message, f"messages[{i}]", model) for i, message in enumerate(wire.messages)
+        message_of(message, f"messages[{i}]", model) for i, message in enumerate(wire.messages)
     )
+    tools, choice = chosen(
+        tools_of(wire.tools, OPENAI_NAME_CHARS), wire.tool_choice, wire.parallel_tool_calls
+    )
+    think = think_of_effort(wire.reasoning_effort, wire.reasoning)
     call = Call(
         model,
-        (ChatPrompt(messages),),
+        (ChatPrompt(messages, tools=tools, choice=choice, think=think),),
         options_of(wire),
         n_each=n_each(wire),
         top_logprobs=wanted_logprobs(wire.logprobs, wire.top_logprobs, "top_logprobs"),
+        schema=schema_of_response_format(wire.response_format),
     )
     return request_of(wire, call, body, ("top_logprobs",) if _is_vain(wire) else ())
 
@@ -164,46 +148,14 @@ def options_of(wire: Shared) -> dict[str, Any]:
 
 
 def _refuse(wire: _Chat, model: str) -> None:
-    refuse_tools(wire.tools, model)
-    refuse_tools(wire.functions, model, "functions")
-    for name in ("tool_choice", "function_call"):
-        if getattr(wire, name) not in (None, "none", "auto"):
-            raise BadRequest(name, "there is no tool to choose; use `none` or `auto`")
+    if wire.functions and wire.function_call != "none":
+        raise BadRequest("functions", "the older form is not available; use `tools`")
+    if wire.function_call not in (None, "none", "auto"):
+        raise BadRequest("function_call", "the older form is not available; use `tool_choice`")
     if any(kind != "text" for kind in wire.modalities or ()):
         raise Unsupported(model, "audio", "modalities")
     if wire.web_search_options is not None:
         raise BadRequest("web_search_options", "this server does not search the web; leave it out")
-    kind = (wire.response_format and wire.response_format.type) or "text"
-    if kind.strip().lower() in ("json_object", "json_schema"):
-        raise no_structure("response_format")
-    if wire.reasoning_effort not in (None, "", "none"):
-        raise Unsupported(model, "thinking", "reasoning_effort")
-
-
-def _message(wire: _Message, path: str, model: str) -> Message:
-    if wire.content is None and wire.tool_calls is None:
-        raise BadRequest(f"{path}.content", "invalid message content type: null")
-    role = wire.role.strip().lower()
-    return Message(
-        role="system" if role == "developer" else role,
-        content=content_text(wire.content, f"{path}.content", model),
-        thinking=wire.reasoning or "",
-        tool_calls=tuple(
-            ToolCall(call.function.name, _arguments(call, f"{path}.tool_calls[{i}]"), call.id or "")
-            for i, call in enumerate(wire.tool_calls or ())
-        ),
-        tool_name=(wire.name or "") if role == "tool" else "",
-        tool_call_id=wire.tool_call_id or "",
-    )
-
-
-def _arguments(call: _ToolCall, path: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        raise BadRequest(
-            f"{path}.function.arguments", "invalid tool call arguments: not a JSON object"
-        ) from None
 
 
 _encode = msgspec.json.Encoder().encode

@@ -1,5 +1,8 @@
 """OpenAI's dialect: events → completion objects and chunks, of chats and of older completions.
 
+What a model thinks has two names among clients, `reasoning` and `reasoning_content`: a chat has
+both, and older completions have no place for it. Content beside calls is null where there is none,
+as OpenAI has it; in a stream it is "" like anywhere else, since clients join its pieces.
 Knows neither URLs nor statuses and does no I/O; the clock is passed in.
 Source: OpenAI's API reference, "Chat Completions" and "Completions".
 """
@@ -12,10 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from localrun.core import Choice, Delta, Done, TextDelta, TokenLogprob
+from localrun.core import Choice, Delta, Done, TextDelta, ThinkingDelta, TokenLogprob, ToolCallDelta
 from localrun.wire.faults import Fault
 from localrun.wire.logprobs import CompletionLogprobs, chat_logprobs
 from localrun.wire.streams import SSE_DONE, sse
+from localrun.wire.tools import openai_call
 
 CONTENT_TYPE = "text/event-stream"
 
@@ -83,6 +87,7 @@ class OpenAIWriter:
         completion_id: str | None = None,
     ) -> None:
         self._kind = kind
+        self.has_thinking = kind == "chat"
         self._n_each = n_each
         self._include_usage = include_usage
         self._has_logprobs = has_logprobs
@@ -99,20 +104,39 @@ class OpenAIWriter:
             "system_fingerprint": _FINGERPRINT,
         }
         self._begun: set[int] = set()
+        self._with_calls: set[int] = set()
         self._dones: list[Done] = []
         self._before = b"data: " + _encode(self._head)[:-1] + b',"choices":[{"index":'
 
     def delta(self, piece: Delta) -> bytes:
         """An event with a piece of a choice."""
-        assert isinstance(piece, TextDelta)
+        if not isinstance(piece, TextDelta):
+            return self._more(piece)
         index, shape = piece.index, self._shape
         between = shape.next if index in self._begun else shape.first
         self._begun.add(index)
         parts = (self._before, b"%d" % index, between, _encode(piece.text), shape.after)
+        return b"".join((*parts, *self._entries(piece), _GOES_ON))
+
+    def _more(self, piece: ThinkingDelta | ToolCallDelta) -> bytes:
+        """The event of a piece that is no text; only chats have those."""
+        delta: dict[str, Any] = {}
+        if piece.index not in self._begun:
+            self._begun.add(piece.index)
+            delta = {"role": "assistant", "content": ""}
+        head = (self._before, b"%d" % piece.index, b',"delta":')
+        if isinstance(piece, ThinkingDelta):
+            delta |= _reasoning(piece.text)
+            return b"".join((*head, _encode(delta), *self._entries(piece), _GOES_ON))
+        self._with_calls.add(piece.index)
+        delta["tool_calls"] = [{"index": piece.number} | openai_call(piece.call)]
+        return b"".join((*head, _encode(delta), _GOES_ON))
+
+    def _entries(self, piece: TextDelta | ThinkingDelta) -> tuple[bytes, ...]:
+        """The piece's log-probabilities, if it has any."""
         if not piece.logprobs:
-            return b"".join((*parts, _GOES_ON))
-        logprobs = _encode(self._logprobs(index, piece.logprobs))
-        return b"".join((*parts, b',"logprobs":', logprobs, _GOES_ON))
+            return ()
+        return (b',"logprobs":', _encode(self._logprobs(piece.index, piece.logprobs)))
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         if self._kind == "chat":
@@ -122,7 +146,8 @@ class OpenAIWriter:
     def final(self, done: Done, *, is_last: bool = True) -> bytes:
         """The finish chunk of a choice; after the last one the usage if asked for, and `[DONE]`."""
         first = b"" if done.index in self._begun else self.delta(TextDelta("", done.index))
-        choice = {"index": done.index, **self._shape.end, "finish_reason": _finish_reason(done)}
+        reason = _finish_reason(done, has_calls=done.index in self._with_calls)
+        choice = {"index": done.index, **self._shape.end, "finish_reason": reason}
         chunk = self._head | {"choices": [choice]} | _mark([done])
         events = [first, sse(_encode(chunk))]
         self._dones.append(done)
@@ -146,19 +171,37 @@ class OpenAIWriter:
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         text: dict[str, Any] = {"text": choice.text}
         if self._kind == "chat":
-            text = {"message": {"role": "assistant", "content": choice.text}}
+            text = {"message": _message(choice)}
         index = choice.done.index
+        reason = _finish_reason(choice.done, has_calls=bool(choice.tool_calls))
+        logprobs: dict[str, Any] = {}
         if self._has_logprobs:
-            text["logprobs"] = self._logprobs(index, choice.logprobs)
-        return {"index": index, **text, "finish_reason": _finish_reason(choice.done)}
+            logprobs["logprobs"] = self._logprobs(index, choice.logprobs)
+        return {"index": index, **text, **logprobs, "finish_reason": reason}
 
     def failure(self, fault: Fault) -> bytes:
         """The last event of a stream that cannot be finished; no `[DONE]` follows."""
         return sse(fault.openai())
 
 
-def _finish_reason(done: Done) -> str:
-    return "length" if done.reason == "length" else "stop"
+def _message(choice: Choice) -> dict[str, Any]:
+    calls = [openai_call(call) for call in choice.tool_calls]
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+    if choice.thinking:
+        message |= _reasoning(choice.thinking)
+    if calls:
+        message |= {"content": choice.text or None, "tool_calls": calls}
+    return message
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _finish_reason(done: Done, *, has_calls: bool) -> str:
+    if done.reason == "length":
+        return "length"
+    return "tool_calls" if has_calls else "stop"
 
 
 def _mark(dones: Sequence[Done]) -> dict[str, Any]:

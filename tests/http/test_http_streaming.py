@@ -10,7 +10,7 @@ from http_fakes import DONE, Exchange, ScriptedService, app_of, deltas
 from localrun.core import Done, TextDelta, Usage
 from localrun.errors import ContextOverflow, QueueFull, RunnerLost, ShuttingDown
 from localrun.http.streaming import AnswerResponse
-from localrun.wire.native import NativeWriter
+from localrun.wire.native_writer import NativeWriter
 from modelstore.errors import ModelNotFound
 
 HI = [{"role": "user", "content": "hi"}]

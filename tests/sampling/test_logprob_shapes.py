@@ -4,7 +4,7 @@ import json
 
 from localrun.core import Choice, Done, Likelihood, TextDelta, TokenLogprob, Usage
 from localrun.wire.logprobs import CompletionLogprobs
-from localrun.wire.native import NativeWriter
+from localrun.wire.native_writer import NativeWriter
 from localrun.wire.openai_writer import Kind, OpenAIWriter
 
 HI = TokenLogprob(b"Hi", -0.5, (Likelihood(b"Yo", -0.25), Likelihood(b"<end>", -3.0)))

@@ -133,8 +133,7 @@ def test_messages(message, expected):
         ({"n": -1}, "n"),
         ({"n": 129}, "n"),
         ({"n": "2"}, "n"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": " JSON_SCHEMA "}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"logprobs": "yes"}, "logprobs"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
@@ -145,9 +144,10 @@ def test_messages(message, expected):
         ({"logit_bias": {"5": True}}, "logit_bias"),
         ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
         ({"logit_bias": [5]}, "logit_bias"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"function_call": {"name": "f"}}, "function_call"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"reasoning_effort": "a lot"}, "reasoning_effort"),
+        ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"),
         ({"web_search_options": {}}, "web_search_options"),
         (
             {
@@ -172,8 +172,6 @@ def test_fields_that_ask_for_nothing_pass():
 @pytest.mark.parametrize(
     ("fields", "capability"),
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"reasoning_effort": "low"}, "thinking"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "vision"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "audio"),
     ],

@@ -1,0 +1,61 @@
+"""How much a model shall think: both dialects' words → `Think`. No I/O.
+
+Absent is None: the model's own habit. Whether a model can think, its runner knows.
+Source: Ollama `api/types.go` `ThinkValue`, `openai/openai.go`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from localrun.core import Think
+from localrun.errors import BadRequest
+
+_LEVELS: dict[str, Think] = {"low": "low", "medium": "medium", "high": "high", "max": "max"}
+# OpenAI has more words than there are levels.
+_EFFORTS: dict[str, Think] = {
+    "none": False,
+    "minimal": "low",
+    **_LEVELS,
+    "xhigh": "max",
+    "ultra": "max",
+}
+_MAX_SHOWN = 40
+
+
+class Reasoning(msgspec.Struct):
+    """The newer place of OpenAI's `reasoning_effort`."""
+
+    effort: str | None = None
+
+
+def think_of(value: Any) -> Think:
+    """Ollama's `think`. Raises BadRequest."""
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise BadRequest(
+            "", 'think must be a boolean or string ("high", "medium", "low", "max", true, or false)'
+        )
+    if value not in _LEVELS:
+        raise BadRequest(
+            "",
+            f'invalid think value: "{value[:_MAX_SHOWN]}" '
+            '(must be "high", "medium", "low", "max", true, or false)',
+        )
+    return _LEVELS[value]
+
+
+def think_of_effort(effort: str | None, reasoning: Reasoning | None) -> Think:
+    """OpenAI's `reasoning_effort` and `reasoning.effort`, which wins. Raises BadRequest."""
+    path, value = "reasoning_effort", effort
+    if reasoning is not None and reasoning.effort:
+        path, value = "reasoning.effort", reasoning.effort
+    if not value:
+        return None
+    if value not in _EFFORTS:
+        known = ", ".join(f'"{name}"' for name in _EFFORTS)
+        raise BadRequest(
+            path, f'invalid reasoning value: "{value[:_MAX_SHOWN]}" (must be one of {known})'
+        )
+    return _EFFORTS[value]
