@@ -197,6 +197,14 @@ def chatted(*texts: str, **final: Any) -> list[Any]:
     return list(pieces(*texts, key=message, **final))
 
 
+def thought(*pieces: str, as_chat: bool = False) -> list[Any]:
+    """Lines of what a model thinks, in front of those of its answer."""
+    if as_chat:
+        message = {"role": "assistant", "content": ""}
+        return [{"message": message | {"thinking": piece}, "done": False} for piece in pieces]
+    return [{"response": "", "thinking": piece, "done": False} for piece in pieces]
+
+
 def completed(
     *texts: str, n_prompt: int = 10, n_tokens: int | None = None, n_cached: int = 0
 ) -> Reply:

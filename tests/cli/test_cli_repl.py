@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from cli_stub import Reply, Shell, Stream, Stub, chatted
+from cli_stub import Reply, Shell, Stream, Stub, chatted, thought
 
 from cli.client import Client
 from cli.context import Context
@@ -125,6 +125,28 @@ def test_an_error_leaves_the_prompt_open(stub: Stub, shell: Shell) -> None:
     bodies = [request.json for request in stub.asked("/api/chat")]
     assert [body["messages"][0]["content"] for body in bodies] == ["one", "two"]
     assert all(len(body["messages"]) == 1 and body["keep_alive"] == 5 for body in bodies)
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_thinking_is_shown_and_remembered(stub: Stub, shell: Shell, is_hidden: bool) -> None:
+    lines = [*thought("I ", "see", as_chat=True), *chatted("42")]
+    stub.on("POST", "/api/chat", Reply(lines=lines), Reply(lines=chatted("ok")))
+    context = Context(shell.environ | {"LOCALRUN_NOHISTORY": "1"}, Stream(), Stream(), Stream())
+    typed = iter(["/set think", "one", "two", "/bye"])
+    client = Client(context.settings.url)
+    repl = Repl(context, client, "m", {}, read_line=lambda _: next(typed))
+    repl.hides_thinking = is_hidden
+    assert repl.loop() == 0
+    client.close()
+    assert isinstance(context.stdout, Stream)
+    assert isinstance(context.stderr, Stream)
+    shown = "" if is_hidden else "Thinking...\nI see\n...done thinking.\n\n"
+    assert context.stderr.getvalue() == shown
+    assert context.stdout.getvalue().endswith("\n42\n\nok\n\n")
+    first, second = (request.json for request in stub.asked("/api/chat"))
+    assert first["think"] is second["think"] is True
+    said = {"role": "assistant", "content": "42", "thinking": "I see"}
+    assert second["messages"][1] == said
 
 
 def test_options_are_shown_as_they_are_written(stub: Stub, shell: Shell) -> None:

@@ -6,9 +6,10 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
-from cli_stub import Reply, Shell, Stub, generated
+from cli_stub import Reply, Shell, Stub, generated, thought
 
 from cli.client import Client
 from cli.errors import ApiError
@@ -65,6 +66,58 @@ def test_run_verbose_and_format(stub: Stub, shell: Shell) -> None:
     result = shell("run", "m", "x", "--verbose", "--format", "json")
     assert (result.out, result.err) == ("{}\n", "eval count:           3 token(s)\n")
     assert stub.asked("/api/generate")[0].json["format"] == "json"
+
+
+def test_run_sends_how_much_to_think(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated("ok\n")))
+    for words in (["--think"], ["--think=false"], ["--think=max"], []):
+        assert shell("run", "m", *words, "why").code == 0
+    bodies = [request.json for request in stub.asked("/api/generate")]
+    assert [body.get("think") for body in bodies] == [True, False, "max", None]
+    assert {body["prompt"] for body in bodies} == {"why"}
+
+
+def test_thinking_is_shown_beside_the_answer_not_in_it(stub: Stub, shell: Shell) -> None:
+    lines = [*thought("I ", "see"), *generated("42")]
+    stub.on("POST", "/api/generate", Reply(lines=lines))
+    result = shell("run", "m", "x")
+    assert result.out == "42\n"
+    assert result.err == "Thinking...\nI see\n...done thinking.\n\n"
+    assert shell("run", "m", "x", "--hidethinking").err == ""
+
+
+def test_thinking_is_grey_on_a_terminal_and_has_no_control_characters(
+    stub: Stub, shell: Shell
+) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=[*thought("a\x1b[2Jb\n"), *generated("42\n")]))
+    result = shell("run", "m", "x", is_terminal=True)
+    assert "\x1b[90ma[2Jb\n\x1b[0m\x1b[90m...done thinking.\n\n\x1b[0m" in result.err
+    assert result.out == "42\n"
+
+
+def test_thinking_that_is_cut_short_is_closed(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=[*thought("I "), {"error": "out of luck"}]))
+    result = shell("run", "m", "x")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == "Thinking...\nI \n...done thinking.\n\nError: out of luck\n"
+
+
+def test_run_takes_a_schema_from_a_file(stub: Stub, shell: Shell, tmp_path: Path) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated("{}")))
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"b": {}, "a": {}}}')
+    assert shell("run", "m", "x", "--format", str(schema)).code == 0
+    (request,) = stub.asked("/api/generate")
+    assert list(request.json["format"]["properties"]) == ["b", "a"]
+    for content, part in (("[1]", "is an object"), ("{", "JSON schema in")):
+        schema.write_text(content)
+        result = shell("run", "m", "x", "--format", str(schema))
+        assert (result.code, result.out) == (2, "")
+        assert part in result.err
+    result = shell("run", "m", "x", "--format", str(tmp_path / "nope.json"))
+    assert result.code == 2
+    assert "there is no file" in result.err
+    assert len(stub.asked("/api/generate")) == 1
 
 
 def test_run_warns_when_the_model_has_not_seen_all(stub: Stub, shell: Shell) -> None:

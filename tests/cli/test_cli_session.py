@@ -41,7 +41,30 @@ def asked(*contents: str) -> list[dict[str, str]]:
         (["/set verbose"], [Say("timings are shown")]),
         (
             ["/set"],
-            [Say("`/set` takes system, parameter, verbose or quiet; `/?` explains them")],
+            [
+                Say(
+                    "`/set` takes system, parameter, think, nothink, format, noformat, verbose or "
+                    "quiet; `/?` explains them"
+                )
+            ],
+        ),
+        (["/set think"], [Say("the model thinks before it answers")]),
+        (["/set think high"], [Say("the model thinks before it answers (high)")]),
+        (["/set nothink"], [Say("the model answers at once")]),
+        (
+            ["/set think hard"],
+            [
+                Say(
+                    "`/set think` takes a level: `hard` is none of true, false, low, medium, high, "
+                    "max"
+                )
+            ],
+        ),
+        (["/set format json"], [Say("answers are JSON")]),
+        (["/set noformat"], [Say("answers are free text")]),
+        (
+            ["/set format yaml"],
+            [Say("`/set format` takes json; `localrun run --format` also takes a schema")],
         ),
         (["/set parameter top_k 5"], [Say("top_k is 5")]),
         (
@@ -82,6 +105,21 @@ def test_clear_keeps_system_message_and_options() -> None:
             }
         )
     ]
+
+
+def test_thinking_and_format_are_sent_until_they_are_changed() -> None:
+    session = Session(think=False, format={"type": "object"})
+    (first,) = feed(session, "one")
+    assert (first.body["think"], first.body["format"]) == (False, {"type": "object"})
+    session.answered("1", "hm")
+    *_, second = feed(session, "/set think high", "/set format json", "two")
+    assert (second.body["think"], second.body["format"]) == ("high", "json")
+    assert second.body["messages"][1] == {"role": "assistant", "content": "1", "thinking": "hm"}
+    session.answered("")
+    *_, third = feed(session, "/set noformat", "/set nothink", "three")
+    assert "format" not in third.body
+    assert third.body["think"] is False
+    assert "think" not in feed(Session(), "one")[0].body
 
 
 def test_system_message_of_several_lines() -> None:

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from http_fakes import DONE, Exchange, ScriptedService, app_of, deltas
 
-from localrun.core import Done, TextDelta, Usage
+from localrun.core import (
+    Done,
+    TextDelta,
+    ThinkingDelta,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 from localrun.errors import ContextOverflow, QueueFull, RunnerLost, ShuttingDown
 from localrun.http.streaming import AnswerResponse
 from localrun.wire.native_writer import NativeWriter
@@ -94,6 +102,93 @@ def test_without_stream_the_text_is_one_object(tmp_path, route):
         assert b"Hello" in body
         assert json.loads(body)
         assert service.answer.n_closed == 1
+
+    run(main())
+
+
+CALL = ToolCall("weather", {"city": "Oslo"}, "call_abcd1234")
+THOUGHTFUL = [
+    ThinkingDelta("I "),
+    ThinkingDelta("see", logprobs=(TokenLogprob(b"see", -0.5),)),
+    *deltas("Let me ", "look."),
+    ToolCallDelta(CALL),
+    DONE,
+]
+
+
+def test_thinking_text_and_calls_are_the_same_streamed_and_whole_natively(tmp_path):
+    async def main():
+        _, _, body = await post(ScriptedService(*THOUGHTFUL), tmp_path, CHAT).run()
+        messages = [line["message"] for line in lines(body)]
+        assert [sorted(message)[1:] for message in messages] == [
+            *[["role", "thinking"]] * 2,
+            *[["role"]] * 2,
+            ["role", "tool_calls"],
+            ["role"],
+        ]
+        assert lines(body)[-1]["done_reason"] == "stop"
+        service = ScriptedService(*THOUGHTFUL)
+        _, _, whole = await post(service, tmp_path, CHAT, stream=False).run()
+        message = json.loads(whole)["message"]
+        assert message["content"] == "".join(m["content"] for m in messages) == "Let me look."
+        assert message["thinking"] == "I see"
+        assert message["tool_calls"] == messages[4]["tool_calls"]
+
+    run(main())
+
+
+def test_thinking_text_and_calls_are_the_same_streamed_and_whole_for_openai(tmp_path):
+    async def main():
+        _, _, body = await post(ScriptedService(*THOUGHTFUL), tmp_path, OPENAI).run()
+        *chunks, last = events(body)
+        assert last == "[DONE]"
+        choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
+        (call,) = (c["delta"]["tool_calls"][0] for c in choices if "tool_calls" in c["delta"])
+        service = ScriptedService(*THOUGHTFUL)
+        _, _, whole = await post(service, tmp_path, OPENAI, stream=False).run()
+        choice = json.loads(whole)["choices"][0]
+        message = choice["message"]
+        texts = ("content", "reasoning", "reasoning_content")
+        assert [message[name] for name in texts] == ["Let me look.", "I see", "I see"]
+        for name in texts:
+            assert message[name] == "".join(c["delta"].get(name, "") for c in choices)
+        assert call == {"index": 0} | message["tool_calls"][0]
+        assert json.loads(call["function"]["arguments"]) == CALL.arguments
+        assert choice["finish_reason"] == choices[-1]["finish_reason"] == "tool_calls"
+
+    run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_completion_leaves_out_what_the_model_thinks(tmp_path, stream):
+    async def main():
+        script = [ThinkingDelta("hm", logprobs=(TokenLogprob(b"hm", -1.0),)), *deltas("4"), DONE]
+        service = ScriptedService(*script)
+        exchange = post(service, tmp_path, COMPLETION, stream=stream, logprobs=0)
+        _, _, body = await exchange.run()
+        assert b"hm" not in body
+        documents = events(body)[:-1] if stream else [body]
+        texts = [json.loads(document)["choices"][0]["text"] for document in documents]
+        assert "".join(texts) == "4"
+
+    run(main())
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_tools_thinking_and_schemas_reach_the_service(tmp_path, route):
+    async def main():
+        service = ScriptedService(DONE)
+        tool = {"type": "function", "function": {"name": "f"}}
+        fields = {"tools": [tool], "think": "low", "reasoning_effort": "low", "format": "json"}
+        fields["response_format"] = {"type": "json_object"}
+        status, _, _ = await post(service, tmp_path, route, **fields).run()
+        assert status == 200
+        (call,) = service.calls
+        (prompt,) = call.prompts
+        assert json.loads(call.schema or "") == {"type": "object"}
+        is_chat = route in (CHAT, OPENAI)
+        assert [tool.name for tool in prompt.tools] == (["f"] if is_chat else [])
+        assert prompt.think == (None if route is COMPLETION else "low")
 
     run(main())
 

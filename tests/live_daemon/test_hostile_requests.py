@@ -42,10 +42,73 @@ _OPTIONS = st.dictionaries(
     _JSON | st.integers(-2, 64),
     max_size=3,
 )
+_SCHEMAS = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["object", "string", "", ["object", "null"]]) | _JSON,
+        "properties": st.dictionaries(_TEXTS, _JSON, max_size=2) | _JSON,
+        "required": st.lists(_TEXTS, max_size=2) | _JSON,
+        "enum": st.lists(_SCALARS, max_size=2),
+        "$ref": st.sampled_from(["#", "#/nope", "http://localhost/x"]),
+        "pattern": st.text(max_size=6),
+    },
+)
+_TOOLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.just("function") | _JSON,
+            "function": st.fixed_dictionaries(
+                {"name": st.sampled_from(["f", "g", "", "a b"]) | _JSON},
+                optional={"description": _TEXTS | _JSON, "parameters": _SCHEMAS | _JSON},
+            ),
+        }
+    ),
+    max_size=2,
+)
+_CALLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "function": st.fixed_dictionaries(
+                {"name": st.sampled_from(["f", ""])},
+                optional={
+                    "arguments": _JSON
+                    | st.dictionaries(_TEXTS, _JSON, max_size=2)
+                    | st.sampled_from(["{}", '{"n": 1' + "0" * 40 + "}", "[", "null"])
+                },
+            )
+        },
+        optional={"id": _TEXTS | _JSON},
+    ),
+    max_size=2,
+)
+_RESPONSE_FORMATS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["json_object", "json_schema", "text", "x"]) | _JSON},
+    optional={
+        "json_schema": st.fixed_dictionaries({"schema": _SCHEMAS | _JSON, "name": _TEXTS}) | _JSON
+    },
+)
+_TOOL_CHOICES = st.sampled_from(["none", "auto", "required", "x"]) | st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "allowed_tools"])},
+    optional={
+        "function": st.fixed_dictionaries({"name": st.sampled_from(["f", "g", ""])}) | _JSON,
+        "allowed_tools": _JSON
+        | st.fixed_dictionaries({"mode": st.just("required"), "tools": _TOOLS}),
+    },
+)
+_EFFORTS = st.sampled_from(["none", "low", "max", "minimal", "", "x"])
 _MESSAGES = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["user", "system", "assistant", "tool", "x"]) | _JSON},
-        optional={"content": _TEXTS | _JSON, "tool_calls": _JSON, "images": _JSON},
+        optional={
+            "content": _TEXTS | _JSON,
+            "tool_calls": _CALLS | _JSON,
+            "function_call": _JSON,
+            "thinking": _TEXTS | _JSON,
+            "reasoning": _TEXTS | _JSON,
+            "tool_name": _TEXTS | _JSON,
+            "tool_call_id": _TEXTS | _JSON,
+            "images": _JSON,
+        },
     ),
     max_size=3,
 )
@@ -68,6 +131,15 @@ _KNOWN: Mapping[str, st.SearchStrategy[Any]] = {
     "stop": _TEXTS | st.lists(_TEXTS, max_size=2),
     "logprobs": st.booleans() | st.integers(-1, 30),
     "top_logprobs": st.integers(-1, 30),
+    "tools": _TOOLS,
+    "tool_choice": _TOOL_CHOICES,
+    "parallel_tool_calls": st.booleans(),
+    "functions": _TOOLS,
+    "think": st.booleans() | _EFFORTS,
+    "reasoning_effort": _EFFORTS,
+    "reasoning": st.fixed_dictionaries({"effort": _EFFORTS}),
+    "format": st.sampled_from(["json", "", "jsn"]) | _SCHEMAS,
+    "response_format": _RESPONSE_FORMATS,
     "from": _NAMES,
     "files": st.dictionaries(_TEXTS, st.text(max_size=9), max_size=2),
     "dry_run": st.just(True),
@@ -91,6 +163,11 @@ _GOOD: Mapping[str, Mapping[str, Any]] = {
 }
 _CHANGES = st.one_of(
     *(st.fixed_dictionaries({key: known | _JSON}) for key, known in _KNOWN.items()),
+    # What belongs together; one of them alone is mostly refused.
+    st.fixed_dictionaries(
+        {"tools": _TOOLS, "tool_choice": _TOOL_CHOICES},
+        optional={"messages": _MESSAGES, "format": _SCHEMAS, "think": st.booleans()},
+    ),
     st.dictionaries(st.sampled_from(sorted(_KNOWN)), _SCALARS, max_size=2),
 )
 
