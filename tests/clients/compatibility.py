@@ -17,10 +17,10 @@ WORKS, NOT_YET = "yes", "not yet"
 _INTRODUCTION = """\
 # Compatibility
 
-Real clients against a running daemon with a real model (SmolLM2-135M), on every run of the tests.
-This page is written by that run: `LOCALRUN_TEST_WRITE=1 python -m pytest tests/clients`. An empty
-cell means that the client has no such feature, or that it is not tried. What is "not yet" is
-refused with a message that says so.
+Real clients against a running daemon with a real model (SmolLM2-135M), on every run of the tests;
+for tools and thinking, with models that play a script. This page is written by that run:
+`LOCALRUN_TEST_WRITE=1 python -m pytest tests/clients`. An empty cell means that the client has no
+such feature, or that it is not tried. What is "not yet" is refused with a message that says so.
 """
 
 

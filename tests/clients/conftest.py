@@ -1,11 +1,16 @@
-"""One daemon with a real model under the names that clients' own tests use, and the page."""
+"""One daemon with a real model under the names that clients' own tests use, and the page.
+
+What a client does with calls and thinking is seen with scripted models, since the real one is too
+small to call a tool unless it has to.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from compatibility import WORKS, Compatibility
-from live import Daemon
+from live import Daemon, write_fake_model
+from tool_models import CALLER, THINKER
 
 MODEL = "smollm2:135m"
 # Names in the clients' own tests. They set no limit, and nobody reads these answers.
@@ -45,6 +50,8 @@ def client_daemon(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) 
         for name in _FOREIGN_NAMES:
             body = {"model": name, "from": MODEL, "parameters": {"num_predict": 12}}
             daemon.json("POST", "/api/create", body | {"stream": False})
+        for name, script in (("caller", CALLER), ("thinker", THINKER)):
+            daemon.create(name, write_fake_model(folder / f"{name}.gguf", script))
         yield daemon
     finally:
         daemon.kill()

@@ -122,24 +122,11 @@ def test_ollama_stream_that_is_left_frees_its_slot(
 
 # ---- what is not there yet is refused in words that a person understands
 
-_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
-_TOOL = {
-    "type": "function",
-    "function": {"name": "weather", "description": "Tells the weather", "parameters": _SCHEMA},
-}
 _OLLAMA_TRIES: dict[str, Callable[[ollama.Client], object]] = {
-    "tools": lambda client: client.chat(MODEL, QUESTION, tools=[_TOOL], options=SHORT),
-    "structured output": lambda client: client.chat(MODEL, QUESTION, format=_SCHEMA, options=SHORT),
     "embeddings": lambda client: client.embed(MODEL, "Paris"),
     "log-probabilities": lambda client: client.chat(MODEL, QUESTION, logprobs=True, options=SHORT),
 }
 _OPENAI_TRIES: dict[str, Callable[[openai.OpenAI], object]] = {
-    "tools": lambda client: client.chat.completions.create(
-        model=MODEL, messages=QUESTION, tools=[_TOOL], max_tokens=8
-    ),
-    "structured output": lambda client: client.chat.completions.create(
-        model=MODEL, messages=QUESTION, response_format={"type": "json_object"}, max_tokens=8
-    ),
     "embeddings": lambda client: client.embeddings.create(model=MODEL, input="Paris"),
     "log-probabilities": lambda client: client.chat.completions.create(
         model=MODEL, messages=QUESTION, logprobs=True, max_tokens=8

@@ -4,12 +4,14 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
+from typing import Literal
 
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_ollama import ChatOllama, OllamaEmbeddings, OllamaLLM
 from ollama import ResponseError
+from pydantic import BaseModel
 
-MODEL = os.environ["MODEL"]
+MODEL, CALLER, THINKER = (os.environ[name] for name in ("MODEL", "CALLER", "THINKER"))
 QUESTION = [HumanMessage("Name the capital of France.")]
 OPTIONS = {"model": MODEL, "temperature": 0, "num_predict": 16}
 
@@ -81,16 +83,48 @@ def weather(city: str) -> str:
     return f"sunny in {city}"
 
 
+def tools() -> None:
+    model = ChatOllama(model=CALLER).bind_tools([weather])
+    answer = model.invoke(QUESTION)
+    (call,) = answer.tool_calls
+    assert (call["name"], call["args"]) == ("weather", {"city": "Oslo"})
+    assert answer.content.strip() == "Let me look."
+    # What was called and what came of it go back as history.
+    result = ToolMessage(weather(**call["args"]), tool_call_id=call["id"])
+    assert model.invoke([*QUESTION, answer, result]).tool_calls
+    works("tools")
+    pieces = list(model.stream(QUESTION))
+    (streamed,) = (call for piece in pieces for call in piece.tool_calls)
+    assert (streamed["name"], streamed["args"]) == ("weather", {"city": "Oslo"})
+    assert "".join(piece.content for piece in pieces) == answer.content
+    works("tools, streamed")
+
+
+class Capital(BaseModel):
+    """A capital."""
+
+    is_large: bool
+    country: Literal["France", "Italy"]
+
+
+def structured() -> None:
+    model = ChatOllama(**OPTIONS).with_structured_output(Capital, method="json_schema")
+    assert isinstance(model.invoke(QUESTION), Capital)
+    works("structured output")
+
+
+def thinking() -> None:
+    answer = ChatOllama(model=THINKER, reasoning=True).invoke(QUESTION)
+    assert answer.additional_kwargs["reasoning_content"].strip() == "It is in France."
+    assert answer.content == "Paris."
+    works("thinking")
+
+
 chat()
 asyncio.run(chat_async())
 text()
 errors()
-tries("tools", lambda: ChatOllama(**OPTIONS).bind_tools([weather]).invoke(QUESTION))
-schema = {"title": "city", "type": "object", "properties": {"name": {"type": "string"}}}
-tries(
-    "structured output",
-    lambda: (
-        ChatOllama(**OPTIONS).with_structured_output(schema, method="json_schema").invoke(QUESTION)
-    ),
-)
+tools()
+structured()
+thinking()
 tries("embeddings", lambda: OllamaEmbeddings(model=MODEL).embed_query("Paris"))

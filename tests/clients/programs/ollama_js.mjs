@@ -78,8 +78,35 @@ const tries = async (feature, attempt) => {
   }
   works(feature);
 };
-const parameters = { type: "object", properties: { city: { type: "string" } } };
+const parameters = { type: "object", required: ["city"], properties: { city: { type: "string" } } };
 const tools = [{ type: "function", function: { name: "weather", description: "Tells the weather", parameters } }];
-await tries("tools", () => ollama.chat({ model, messages, tools, options }));
-await tries("structured output", () => ollama.chat({ model, messages, format: parameters, options }));
+const caller = { model: process.env.CALLER, tools };
+const called = (await ollama.chat({ ...caller, messages })).message;
+assert.equal(called.content.trim(), "Let me look.");
+assert.deepEqual(called.tool_calls.map((call) => [call.function.name, call.function.arguments]), [["weather", { city: "Oslo" }]]);
+const result = { role: "tool", content: "sunny", tool_name: "weather" };
+assert((await ollama.chat({ ...caller, messages: [...messages, called, result] })).message.tool_calls.length === 1);
+works("tools");
+
+const calls = [];
+text = "";
+for await (const part of await ollama.chat({ ...caller, messages, stream: true })) {
+  text += part.message.content;
+  calls.push(...(part.message.tool_calls ?? []));
+}
+assert.equal(text, called.content);
+assert.deepEqual(calls.map((call) => call.function), called.tool_calls.map((call) => call.function));
+works("tools, streamed");
+
+const country = { type: "string", enum: ["France", "Italy"] };
+const format = { type: "object", required: ["large", "country"], properties: { large: { type: "boolean" }, country }, additionalProperties: false };
+const said = JSON.parse((await ollama.chat({ model, messages, format, options: { temperature: 0 } })).message.content);
+assert.deepEqual(Object.keys(said), ["large", "country"]);
+assert(country.enum.includes(said.country));
+works("structured output");
+
+const thought = (await ollama.chat({ model: process.env.THINKER, messages, think: true })).message;
+assert.equal(thought.thinking.trim(), "It is in France.");
+assert.equal(thought.content, "Paris.");
+works("thinking");
 await tries("embeddings", () => ollama.embed({ model, input: "Paris" }));
