@@ -15,8 +15,7 @@ You may call these functions, inside <tool_call> tags:
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.role == "tool" %}<tool_response>{{ message.content }}</tool_response>
 {%- else %}{{ message.content or "" }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
+{%- for call in message.tool_calls or [] %}{{ "\\n" }}<tool_call>
 {"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>
 {%- endfor %}
@@ -35,6 +34,11 @@ THINKING_TEMPLATE = """\
 </think>
 
 {% endif %}{% endif %}"""
+
+# Opens the thinking itself, so that an answer has the closing tag only.
+OPEN_THINKING_TEMPLATE = THINKING_TEMPLATE.replace(
+    "{% endif %}{% endif %}", "{% else %}<think>\n{% endif %}{% endif %}"
+)
 
 # Calls `weather` for Oslo, after a sentence.
 CALLER: Mapping[str, Any] = {

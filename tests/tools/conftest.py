@@ -1,0 +1,45 @@
+"""One daemon with scripted models that call tools, think, or say what they were asked."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live import Daemon, write_fake_model
+from tool_models import (
+    CALLER,
+    OPEN_THINKING_TEMPLATE,
+    TERSE_CALLER,
+    THINKER,
+    THINKING_TEMPLATE,
+    TOOL_TEMPLATE,
+)
+
+_MODELS: dict[str, dict[str, Any]] = {
+    "caller": dict(CALLER),
+    "terse": dict(TERSE_CALLER),
+    "thinker": dict(THINKER),
+    "inside": {
+        "chat_template": OPEN_THINKING_TEMPLATE,
+        "pieces": ["It is ", "in France.", "</th", "ink>", "\n\nPa", "ris."],
+    },
+    "brief": {"chat_template": OPEN_THINKING_TEMPLATE, "pieces": ["Par", "is."]},
+    "thinking-echo": {"chat_template": THINKING_TEMPLATE, "echo": True},
+    "echo": {"chat_template": TOOL_TEMPLATE, "echo": True},
+    "plain": {"pieces": ["Hello."]},
+}
+
+
+@pytest.fixture(scope="session")
+def tool_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Serves the models above; tests leave them as they are."""
+    folder: Path = tmp_path_factory.mktemp("tools")
+    variables = {"MODELS": folder / "models", "MAX_LOADED_MODELS": len(_MODELS)}
+    daemon = Daemon(variables, folder / "daemon.log")
+    try:
+        daemon.wait_ready()
+        for name, script in _MODELS.items():
+            daemon.create(name, write_fake_model(folder / f"{name}.gguf", script))
+        yield daemon
+    finally:
+        daemon.kill()
