@@ -35,4 +35,5 @@ def schema_of_response_format(value: Any) -> str | None:
                 if isinstance(described, dict) and isinstance(described.get("schema"), dict):
                     return msgspec.json.encode(described["schema"]).decode()
                 raise BadRequest("response_format.json_schema.schema", "must be a JSON Schema")
-    raise BadRequest("response_format", 'must be "text", "json_object" or "json_schema"')
+        raise BadRequest("response_format.type", "must be text, json_object or json_schema")
+    raise BadRequest("response_format", "must be an object")
