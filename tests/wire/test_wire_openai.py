@@ -54,8 +54,12 @@ def test_the_newer_name_of_the_limit_wins(fields, n_predict):
 
 
 def test_all_fields_may_be_null():
-    fields = ("stop", "n", "stream_options", "tools", "seed", "temperature", "logit_bias", "stream")
-    assert decode(**dict.fromkeys(fields)).call.options == {"temperature": 1.0, "top_p": 1.0}
+    sampling = ("stop", "n", "seed", "temperature", "logit_bias", "max_tokens")
+    tools = ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call")
+    forms = ("response_format", "reasoning_effort", "reasoning", "modalities", "logprobs")
+    others = ("stream_options", "stream", "web_search_options", "user", "metadata", "store")
+    request = decode(**dict.fromkeys((*sampling, *tools, *forms, *others)))
+    assert request == decode()
 
 
 def test_sampling_fields_arrive_as_options():

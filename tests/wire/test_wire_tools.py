@@ -1,18 +1,16 @@
-"""Tools, their calls, thinking and schemas: both dialects' requests → core values."""
+"""Tools and their calls: both dialects' requests → core values."""
 
 import json
 from typing import Any
 
 import pytest
+from decoding import BOTH, HI, native, openai, prompt
 
-from localrun.core import Call, ChatPrompt, Message, Tool, ToolCall, ToolChoice
+from localrun.core import Message, Tool, ToolCall, ToolChoice
 from localrun.errors import BadRequest
-from localrun.wire.completions import decode_completions
-from localrun.wire.native import decode_chat, decode_generate
-from localrun.wire.openai import decode_chat_completions
+from localrun.wire.native import decode_chat
 from localrun.wire.tools import MAX_DEPTH, MAX_TOOLS, MAX_TOOLS_BYTES
 
-HI = [{"role": "user", "content": "hi"}]
 PARAMETERS = {
     "type": "object",
     "required": ["city"],
@@ -28,24 +26,6 @@ def wire(tool: Tool) -> dict[str, Any]:
 
 
 TOOLS = [wire(WEATHER), wire(TIME)]
-
-
-def native(**fields: Any) -> Call:
-    return decode_chat(json.dumps({"model": "m", "messages": HI, **fields}).encode()).call
-
-
-def openai(**fields: Any) -> Call:
-    body = {"model": "m", "messages": HI, **fields}
-    return decode_chat_completions(json.dumps(body).encode()).call
-
-
-BOTH = pytest.mark.parametrize("decode", [native, openai])
-
-
-def prompt(call: Call) -> ChatPrompt:
-    (found,) = call.prompts
-    assert isinstance(found, ChatPrompt)
-    return found
 
 
 # ---- definitions
@@ -321,6 +301,24 @@ def test_a_result_is_text_parts_or_nothing(decode, content, text):
     assert found == Message("tool", text, tool_call_id="c1")
 
 
+@BOTH
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([{"type": "text", "text": "a b"}], "a b"),
+        ([{"type": "text", "text": "a "}, {"type": "text", "text": "b"}], "a b"),
+        ([{"type": "text", "text": None}, {"type": "refusal", "refusal": "a b"}], "a b"),
+        ([], ""),
+    ],
+)
+def test_every_role_may_say_its_text_in_parts(decode, role, parts, text):
+    assert prompt(decode(messages=[{"role": role, "content": parts}])).messages[0].content == text
+    with pytest.raises(BadRequest, match="odd") as caught:
+        decode(messages=[{"role": role, "content": [*parts, {"type": "odd"}]}])
+    assert caught.value.path == f"messages[0].content[{len(parts)}].type"
+
+
 def test_text_thinking_and_calls_of_one_message_all_arrive():
     expected = Message("assistant", "Let me look.", "hm", (ToolCall("f", {"x": 1}, "c1"),))
     said = called({"x": 1}, content="Let me look.")
@@ -354,73 +352,3 @@ def test_calls_of_the_older_form_are_read():
     with pytest.raises(BadRequest) as caught:
         openai(messages=history)
     assert caught.value.path == "messages[0].function_call.arguments"
-
-
-# ---- thinking
-
-
-@pytest.mark.parametrize("think", [None, True, False, "low", "medium", "high", "max"])
-def test_think(think):
-    assert prompt(native(think=think)).think == think
-    body = json.dumps({"model": "m", "prompt": "hi", "think": think}).encode()
-    assert prompt(decode_generate(body).call).think == think
-
-
-@pytest.mark.parametrize("field", [{"raw": True}, {"suffix": "x"}])
-def test_only_a_template_can_tell_a_model_to_think(field):
-    body = json.dumps({"model": "m", "prompt": "hi", "think": True, **field}).encode()
-    assert decode_generate(body).ignored == ("think",)
-
-
-@pytest.mark.parametrize(
-    ("effort", "think"),
-    [
-        (None, None),
-        ("", None),
-        ("none", False),
-        ("minimal", "low"),
-        ("low", "low"),
-        ("medium", "medium"),
-        ("high", "high"),
-        ("max", "max"),
-        ("xhigh", "max"),
-        ("ultra", "max"),
-    ],
-)
-def test_reasoning_effort(effort, think):
-    assert prompt(openai(reasoning_effort=effort)).think == think
-    assert prompt(openai(reasoning={"effort": effort, "summary": "auto"})).think == think
-    assert prompt(openai(reasoning_effort="low", reasoning={"effort": "high"})).think == "high"
-    assert prompt(openai(reasoning_effort="low", reasoning={})).think == "low"
-
-
-# ---- the form of the answer
-
-SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
-
-
-def test_a_schema_arrives_as_text_with_its_keys_in_order():
-    described = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-    body = {"model": "m", "prompt": "hi"}
-    calls = [
-        openai(response_format=described),
-        native(format=SCHEMA),
-        decode_generate(json.dumps(body | {"format": SCHEMA}).encode()).call,
-        decode_completions(json.dumps(body | {"response_format": described}).encode()).call,
-    ]
-    for call in calls:
-        found = json.loads(call.schema or "")
-        assert found == SCHEMA
-        assert [list(found), list(found["properties"])] == [list(SCHEMA), ["b", "a"]]
-
-
-def test_any_json_is_any_object():
-    for call in (native(format="json"), openai(response_format={"type": "json_object"})):
-        assert json.loads(call.schema or "") == {"type": "object"}
-
-
-def test_without_a_format_the_answer_is_free():
-    for form in (None, ""):
-        assert native(format=form).schema is None
-    for form in (None, {"type": "text"}):
-        assert openai(response_format=form).schema is None
