@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from localrun.core import Choice, Delta, Done, TextDelta, ThinkingDelta, ToolCallDelta
+from localrun.core import Choice, Delta, Done, TextDelta, ThinkingDelta, TokenLogprob
 from localrun.wire.faults import Fault
 from localrun.wire.logprobs import native_logprobs
 from localrun.wire.streams import ndjson
@@ -48,18 +48,19 @@ class NativeWriter:
 
     def delta(self, piece: Delta) -> bytes:
         """A line with a piece of the answer: text, thinking, or a whole call of a tool."""
+        if isinstance(piece, TextDelta):
+            return self._line(piece.text, b"", piece.logprobs)
+        if isinstance(piece, ThinkingDelta):
+            return self._line("", b',"thinking":' + _encode(piece.text), piece.logprobs)
+        calls = [native_call(piece.call, piece.number)]
+        return self._line("", b',"tool_calls":' + _encode(calls), ())
+
+    def _line(self, text: str, more: bytes, entries: Sequence[TokenLogprob]) -> bytes:
         created_at = rfc3339(self._clock_ns()).encode()
-        text = piece.text if isinstance(piece, TextDelta) else ""
-        parts = [self._head, created_at, self._before, _encode(text)]
-        match piece:
-            case ThinkingDelta():
-                parts += [b',"thinking":', _encode(piece.text)]
-            case ToolCallDelta():
-                parts += [b',"tool_calls":', _encode([native_call(piece.call, piece.number)])]
-        parts.append(self._after)
-        if not isinstance(piece, ToolCallDelta) and piece.logprobs:
-            parts += [b',"logprobs":', _encode(native_logprobs(piece.logprobs))]
-        return b"".join((*parts, b"}\n"))
+        parts = (self._head, created_at, self._before, _encode(text), more, self._after)
+        if not entries:
+            return b"".join((*parts, b"}\n"))
+        return b"".join((*parts, b',"logprobs":', _encode(native_logprobs(entries)), b"}\n"))
 
     def final(self, done: Done, *, is_last: bool = True) -> bytes:
         """The last line of a stream."""
