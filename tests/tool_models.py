@@ -8,9 +8,7 @@ from typing import Any
 TOOL_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 You may call these functions, inside <tool_call> tags:
-{%- for tool in tools %}
-{{ tool | tojson }}
-{%- endfor %}<|im_end|>
+{%- for tool in tools %}{{ "\\n" }}{{ tool | tojson }}{% endfor %}<|im_end|>
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.role == "tool" %}<tool_response>{{ message.content }}</tool_response>
