@@ -95,7 +95,7 @@ _REFUSED = re.compile(
 )
 
 
-def tests_of_openai(folder: Path) -> Path:
+def own_tests_of_openai(folder: Path) -> Path:
     """The folder with the client's own tests, less the parameters that are refused."""
     source = source_of(OPENAI)
     shutil.copy(source / "pyproject.toml", folder)  # it says how its tests are run
@@ -111,7 +111,7 @@ _CHATS = Path("api_resources", "chat", "test_completions.py")
 _COMPLETIONS = Path("api_resources", "test_completions.py")
 
 
-def test_the_tests_of_openais_own_client(
+def test_the_own_tests_of_openais_own_client(
     client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path
 ) -> None:
     python = python_with(
@@ -124,7 +124,7 @@ def test_the_tests_of_openais_own_client(
         "nest-asyncio==1.6.0",
         "time-machine==3.6.0",
     )
-    tests = tests_of_openai(tmp_path)
+    tests = own_tests_of_openai(tmp_path)
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # Its own options ask for more plugins. Another HTTP library would only send the same bytes,
     # stored completions belong to an account, and models are deleted by Ollama's route.

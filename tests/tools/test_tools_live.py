@@ -98,7 +98,7 @@ def test_definitions_stand_in_the_prompt_with_their_keys_in_order(
     definition = tool("f", zone={"type": "string"}, area={"enum": ["ü", "a"]})
     text = prompt(tool_daemon, path, [QUESTION], tools=[definition])
     line = next(line for line in text.splitlines() if line.startswith('{"type"'))
-    found = json.loads(line)["function"]
+    found = json.loads(line.removesuffix("<|im_end|>"))["function"]
     assert found == definition["function"]
     assert list(found["parameters"]["properties"]) == ["zone", "area"]
     assert '"ü"' in line

@@ -108,7 +108,8 @@ class Capital(BaseModel):
 
 
 def structured() -> None:
-    model = ChatOllama(**OPTIONS).with_structured_output(Capital, method="json_schema")
+    model = ChatOllama(model=MODEL, temperature=0)
+    model = model.with_structured_output(Capital, method="json_schema")
     assert isinstance(model.invoke(QUESTION), Capital)
     works("structured output")
 

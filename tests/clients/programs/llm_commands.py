@@ -36,3 +36,14 @@ works("chat with history")
 said = llm("-m", MODEL_ID, *SHORT, "-s", "Answer briefly.", stdin="The capital of France?")
 assert said.strip()
 works("system text")
+schema = {
+    "type": "object",
+    "properties": {"is_large": {"type": "boolean"}, "country": {"enum": ["France", "Italy"]}},
+    "required": ["is_large", "country"],
+    "additionalProperties": False,
+}
+asked = ("-m", MODEL_ID, "-o", "temperature", "0", "--schema", json.dumps(schema))
+city = json.loads(llm(*asked, "Describe the city of Rome."))
+assert list(city) == ["is_large", "country"]
+assert city["country"] in ("France", "Italy")
+works("structured output")
