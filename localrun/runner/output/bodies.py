@@ -71,9 +71,10 @@ def function_tag(text: str, offered: Offered, is_whole: bool) -> list[Found]:
 
 def glm_arguments(text: str, offered: Offered, is_whole: bool) -> list[Found]:
     """`NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>…`."""
-    name, mark, _ = text.partition("<arg_key>")
-    pairs = list(_GLM_PAIR.finditer(text))
-    _check_nothing_else(text[len(name) :], pairs)
+    name = text.partition("<arg_key>")[0]
+    rest = text[len(name) :]
+    pairs = list(_GLM_PAIR.finditer(rest))
+    _check_nothing_else(rest, pairs)
     return _sum([_listed(offered.typed(name.strip(), {p[1].strip(): p[2] for p in pairs}))])
 
 

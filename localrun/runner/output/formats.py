@@ -58,6 +58,11 @@ class CallFormat:
     writing: Writing = PLAIN_JSON
 
     @property
+    def is_json(self) -> bool:
+        """True when `writing` is the model's own way, and not a way out."""
+        return self.writing != PLAIN_JSON or not self.openings
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """All that has to be visible to be read."""
         return tuple(filter(None, (*self.openings, self.closing, *self.inner)))
@@ -126,10 +131,22 @@ FORMATS = (
         either(python_calls, json_values),
         ("[%s(", "%s("),
     ),
-    CallFormat("minimax", ("<minimax:tool_call>",), ("<minimax:tool_call>",),
-        "</minimax:tool_call>", xml_parameters, ('<invoke name="%s">',)),
-    CallFormat("seed", ("<seed:tool_call>",), ("<seed:tool_call>",),
-        "</seed:tool_call>", xml_parameters, ("<function=%s>",)),
+    CallFormat(
+        "minimax",
+        ("<minimax:tool_call>",),
+        ("<minimax:tool_call>",),
+        "</minimax:tool_call>",
+        xml_parameters,
+        ('<invoke name="%s">',),
+    ),
+    CallFormat(
+        "seed",
+        ("<seed:tool_call>",),
+        ("<seed:tool_call>",),
+        "</seed:tool_call>",
+        xml_parameters,
+        ("<function=%s>",),
+    ),
     CallFormat("nemotron", ("<TOOLCALL>",), ("<TOOLCALL>",), "</TOOLCALL>"),
     CallFormat("apertus", ("<|tools_prefix|>",), ("<|tools_prefix|>",), "<|tools_suffix|>"),
     CallFormat(
@@ -188,7 +205,7 @@ def inferred(marker: str) -> CallFormat:
     Source: Ollama's generic parser.
     """
     marker = marker.strip()
-    if not marker or marker[0] in "{[" and len(marker) == 1:
+    if marker in ("", "{", "["):
         return GENERIC
     is_tag = marker.startswith("<") and marker.endswith(">") and len(marker) > 2
     closing = f"</{marker[1:]}" if is_tag and marker[1:-1].isidentifier() else ""

@@ -1,12 +1,13 @@
-"""Tools as templates and models read them. Pure."""
+"""Tools as templates and models read them, and what else a request asks of a template. Pure."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
-from localrun.core import Message, Tool
+from localrun.core import Message, Think, Tool
 
 # Schemas of tools that take nothing are written in many ways; templates know this one.
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -16,6 +17,17 @@ _BEHIND = (
     "To call one, answer with nothing but JSON in this form, or with a list of such:\n"
     '{"name": "the name of the function", "arguments": {"the name of a parameter": "its value"}}'
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks of a template besides its turns; it is told nothing of None."""
+
+    tools: tuple[Tool, ...] = ()
+    think: Think = None
+
+
+NOTHING_ASKED = Asked()
 
 
 def as_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]]:
