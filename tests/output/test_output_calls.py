@@ -357,7 +357,8 @@ def test_a_call_leaves_when_its_end_is_there() -> None:
 
 def test_ids_are_of_the_kind_that_clients_know_and_differ() -> None:
     reader = CallReader(GENERIC, Offered(TOOLS))
-    calls = [part.call for part in reader.feed(f"[{JSON_OSLO}, {JSON_LIMA}]")]  # type: ignore[union-attr]
+    parts = reader.feed(f"[{JSON_OSLO}, {JSON_LIMA}]")
+    calls = [part.call for part in parts if isinstance(part, Called)]
     ids = {call.id for call in calls} | {new_call_id() for _ in range(1000)}
     assert len(ids) == 1002
     assert all(re.fullmatch("call_[a-z0-9]{8}", one) for one in ids)
@@ -378,8 +379,7 @@ def test_a_name_that_begins_like_another_is_read_whole() -> None:
         ("[AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral"),
         ("<start_function_call>call:f", "functiongemma"),
         (
-            'Respond in the format {"name": function name, "parameters": dictionary of argument name '
-            "and its value}.",
+            '{"name": function name, "parameters": dictionary of argument name and its value}',
             "llama",
         ),
         ("no word of it", "json"),

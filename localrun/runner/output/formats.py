@@ -125,7 +125,7 @@ FORMATS = (
     ),
     CallFormat(
         "lfm2",
-        ("<|tool_call_start|>", "List of tools: ["),
+        ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ["),
         ("<|tool_call_start|>",),
         "<|tool_call_end|>",
         either(python_calls, json_values),

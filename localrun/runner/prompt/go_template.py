@@ -127,9 +127,8 @@ class _Pairs(gotpl.GoSeq2):  # type: ignore[misc]
         return self.value[field]
 
 
-def _pairs(value: dict[str, Any]) -> Any:
-    # An empty map is false in a condition, which only a dictionary is.
-    return _Pairs(tuple(value.items())) if value else {}
+def _pairs(value: dict[str, Any]) -> _Pairs:
+    return _Pairs(tuple(value.items()))
 
 
 def _json(value: Any) -> str:

@@ -56,19 +56,21 @@ def holds_all(rendered: str, messages: Sequence[Message]) -> bool:
     at = 0
     has_call = any(message.tool_calls for message in messages)
     for message in messages:
-        text = message.content.strip()
-        if any(rendered.find(call.name, at) < 0 for call in message.tool_calls):
-            return False
         is_alone = message.role == "assistant" and not message.tool_calls
-        if is_alone or (message.role == "tool" and has_call):
-            continue
-        # Most often in their order; then nothing is searched twice.
-        found = rendered.find(text, at)
-        if found < 0:
-            found = rendered.find(text)
-        if found < 0:
-            return False
-        at = found + len(text)
+        if not (is_alone or (message.role == "tool" and has_call)):
+            text = message.content.strip()
+            # Most often in their order; then nothing is searched twice.
+            found = rendered.find(text, at)
+            if found < 0:
+                found = rendered.find(text)
+            if found < 0:
+                return False
+            at = found + len(text)
+        for call in message.tool_calls:
+            found = rendered.find(call.name, at)
+            if found < 0:
+                return False
+            at = found + len(call.name)
     return True
 
 
@@ -107,8 +109,9 @@ def _named(message: Message, waiting: list[ToolCall]) -> Message:
         )
     if not found:
         return message
-    waiting.remove(found[0])
-    return replace(message, tool_call_id=found[0].id, tool_name=found[0].name)
+    call = found[0]
+    waiting.remove(call)
+    return replace(message, tool_call_id=call.id, tool_name=call.name)
 
 
 def without_prefill(messages: Sequence[Message]) -> tuple[Sequence[Message], Message | None]:

@@ -18,13 +18,15 @@ TAGS = (
     ("<seed:think>", ThinkTags("<seed:think>", "</seed:think>")),
     ("<mm:think>", ThinkTags("<mm:think>", "</mm:think>")),
     ("<|inner_prefix|>", ThinkTags("<|inner_prefix|>", "<|inner_suffix|>")),
-    ("</think>", ThinkTags("<think>", "</think>")),
+    ("<think>", ThinkTags("<think>", "</think>")),
 )
+_THINK = TAGS[-1][1]
 
 _HARMONY = ("<|channel|>", "<|message|>", "<|start|>")
 # In harmony everything in front of the last message's text is free.
 _HARMONY_TAGS = ThinkTags("<|channel|>", "final<|message|>")
 
+_JINJA_SPLIT = re.compile(r"split\(\s*['\"]</think>")
 _GO_ACTION = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _GO_THINKING = re.compile(
     r"\}\}([^{}]+)\{\{-?\s*(?:\$\w+)?\.Thinking\s*-?\}\}([^{}]+)\{\{", re.DOTALL
@@ -59,7 +61,12 @@ def _is_harmony(source: str) -> bool:
 
 
 def _tags(source: str) -> ThinkTags | None:
-    return next((tags for tell, tags in TAGS if tell in source), None)
+    for tell, tags in TAGS:
+        if tell in source and (tags is not _THINK or tags.closing in source):
+            return tags
+    # One that only takes the thinking out of old answers has a model that thinks by itself.
+    is_split = _JINJA_SPLIT.search(source) and "reasoning_content" not in source
+    return _THINK if is_split else None
 
 
 def _go_tags(source: str) -> ThinkTags | None:

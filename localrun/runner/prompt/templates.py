@@ -62,6 +62,7 @@ def _tojson(
         indent=indent,
         separators=(separators[0], separators[1]) if separators else None,
         sort_keys=sort_keys,
+        default=list,  # what `map` makes of a list
     )
 
 
