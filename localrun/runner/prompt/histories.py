@@ -7,6 +7,7 @@ second system text. Agents make such histories all the time.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
@@ -17,6 +18,8 @@ _ROLES = ("system", "user", "assistant")
 
 # Some templates take no other ids of calls. Source: Mistral's.
 _SHORT_ID_CHARS = 9
+
+_SPELLED_ALIKE = re.compile(r"[A-Za-z0-9_.-]{1,99}")
 
 
 def forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -49,9 +52,8 @@ def forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 def holds_all(rendered: str, messages: Sequence[Message]) -> bool:
     """Whether the texts are there that no template has a reason to leave out or to change.
 
-    Those are the texts of users and systems, tools' results that no call asked for, the names of
-    called functions, and what was said beside a call. What assistants have thought is left out of
-    later turns on purpose.
+    Those are the texts of users and systems, tools' results that no call asked for, calls, and
+    what was said beside them. What assistants have thought is left out of later turns on purpose.
     """
     at = 0
     has_call = any(message.tool_calls for message in messages)
@@ -66,12 +68,20 @@ def holds_all(rendered: str, messages: Sequence[Message]) -> bool:
             if found < 0:
                 return False
             at = found + len(text)
-        for call in message.tool_calls:
-            found = rendered.find(call.name, at)
+        for word in _words(message.tool_calls):
+            found = rendered.find(word, at)
             if found < 0:
                 return False
-            at = found + len(call.name)
+            at = found
     return True
+
+
+def _words(calls: Iterable[ToolCall]) -> Iterator[str]:
+    """Names, and those arguments that every format spells alike."""
+    for call in calls:
+        yield call.name
+        values = call.arguments.values()
+        yield from (v for v in values if isinstance(v, str) and _SPELLED_ALIKE.fullmatch(v))
 
 
 def with_names(messages: Sequence[Message]) -> Sequence[Message]:
