@@ -249,7 +249,8 @@ def test_what_programs_leave_out_of_a_result_does_not_change_the_prompt(template
 def test_templates_that_are_strict_about_calls_get_them_their_way() -> None:
     short = "{% for m in messages %}{% for c in m.tool_calls %}{% if c.id | length != 9 %}"
     short += "{{ raise_exception('ids have nine characters') }}{% endif %}{{ c.id }}:"
-    short += "{{ c.function.name }}{{ c.function.arguments.city }};{% endfor %}{{ m.content }}{{ m.tool_call_id }}.{% endfor %}"
+    short += "{{ c.function.name }}{{ c.function.arguments.city }};{% endfor %}"
+    short += "{{ m.content }}{{ m.tool_call_id }}.{% endfor %}"
     text = text_of(compose(short, *HISTORY))
     ids = [part.partition(":")[0].rpartition(".")[2] for part in text.split(";")[:2]]
     assert all(len(one) == 9 and one.isalnum() for one in ids)

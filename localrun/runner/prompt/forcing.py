@@ -6,17 +6,21 @@ read in every format (`output.calls`). Source of the grammar's language: llguida
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from localrun.core import ChatPrompt, Tool
+from localrun.core import ChatPrompt, Tool, ToolChoice
 from localrun.errors import BadRequest
 from localrun.ipc.messages import Submit
-from localrun.runner.output.formats import PLAIN_JSON, Writing
+from localrun.runner.output.formats import Writing
 from localrun.runner.output.style import Style
 from localrun.runner.prompt.definitions import parameters_of
-from localrun.runner.structured.constraint import Constraint, json_grammar, json_rule
+from localrun.runner.structured.constraint import Constraint, ThinkTags, json_rule
+
+# Where a schema keeps the parts that it refers to.
+_SHARED = ("$defs", "definitions")
 
 # Gives the id of the control token that is spelled so, None where there is none.
 ControlId = Callable[[str], int | None]
@@ -30,26 +34,52 @@ def constraint_of(submit: Submit, style: Style, control_id: ControlId) -> Constr
     Raises BadRequest for a choice of no tool and for a schema that cannot be expressed.
     """
     prompt, schema = submit.prompt, submit.schema
-    tools: tuple[Tool, ...] = ()
-    think = None
-    if isinstance(prompt, ChatPrompt):
-        think = prompt.think
-        tools = _chosen(prompt)
-    is_required = isinstance(prompt, ChatPrompt) and prompt.choice.is_required
-    if schema is None and not is_required:
+    choice = prompt.choice if isinstance(prompt, ChatPrompt) else ToolChoice()
+    if schema is None and not choice.is_required:
         return None
-    grammar = json_grammar(schema) if schema is not None else ""
-    if tools:
-        assert isinstance(prompt, ChatPrompt)
-        writing = PLAIN_JSON if style.markup.is_harmony else style.markup.form.writing
-        rules = _Calls(tools, writing, control_id, is_parallel=prompt.choice.is_parallel).rules()
-        if is_required:
-            grammar = "\n".join(("start: calls", *rules))
-        elif schema is not None and style.markup.form.is_json:
-            answer = f"answer: {json_rule(schema)}"
-            grammar = "\n".join(("start: calls | answer", answer, *rules))
-    is_quiet = think is False and not style.is_thinking
-    return Constraint(grammar, None if is_quiet else style.markup.tags, style.is_thinking)
+    tools = _chosen(prompt) if isinstance(prompt, ChatPrompt) else ()
+    form = style.markup.form
+    rules: list[str] = []
+    ways: list[str] = []
+    if schema is not None and not choice.is_required:
+        ways.append("schema")
+        rules.append(f"schema: {json_rule(schema)}")
+    if tools and (choice.is_required or form.is_json):
+        ways.append("calls")
+        rules += _Calls(tools, form.writing, control_id, is_parallel=choice.is_parallel).rules()
+    answer = " | ".join(ways)
+    if style.markup.is_harmony:
+        return Constraint("\n".join((*_harmony(control_id), f"answer: {answer}", *rules)))
+    grammar = "\n".join((f"start: {answer}", *rules))
+    is_quiet = isinstance(prompt, ChatPrompt) and prompt.think is False and not style.is_thinking
+    tags = None if is_quiet else _tags(style.markup.tags, control_id)
+    return Constraint(grammar, tags, style.is_thinking)
+
+
+def _tags(tags: ThinkTags | None, control_id: ControlId) -> ThinkTags | None:
+    """The tags as far as they are control tokens: of `<|channel>thought` it is the first part."""
+    if tags is None:
+        return None
+    token, bracket, _ = tags.opening.partition(">")
+    opening = token + bracket
+    return replace(tags, opening=opening) if control_id(opening) is not None else tags
+
+
+def _harmony(control_id: ControlId) -> tuple[str, str]:
+    """Rules for messages: any thinking, and then the answer on its channel."""
+    channel, message, end, start = (
+        _token(f"<|{name}|>", control_id) for name in ("channel", "message", "end", "start")
+    )
+    return (
+        f'start: thinking* {channel} "final" {message} answer',
+        f'thinking: {channel} "analysis" {message} /(?s:.*)/ {end} {start} "assistant"',
+    )
+
+
+def _token(text: str, control_id: ControlId) -> str:
+    """A marker as the model has learned it: its control token, if it has one."""
+    token = control_id(text)
+    return _json(text) if token is None else f"<[{token}]>"
 
 
 def _chosen(prompt: ChatPrompt) -> tuple[Tool, ...]:
@@ -83,14 +113,12 @@ class _Calls:
         rules = [f"calls: {self._calls()}"]
         rules.append("call: " + " | ".join(f"call_{n}" for n in range(len(self._tools))))
         for number, tool in enumerate(self._tools):
-            before = f'{{"name": {_json(tool.name)}, "{self._writing.arguments_key}": '
-            rules.append(f'call_{number}: {_json(before)} arguments_{number} "}}"')
-            rules.append(f"arguments_{number}: {_arguments(tool)}")
+            rules.append(f"call_{number}: {_call(tool, self._writing.arguments_key)}")
         return rules
 
     def _calls(self) -> str:
         opening = self._marker(self._writing.opening)
-        more = '(", " call)*' if self._is_parallel else ""
+        more = "(/, ?/ call)*" if self._is_parallel else ""
         if self._writing.closing:
             one = f"{opening} call {self._marker(self._writing.closing)}"
             return f'{one} ("\\n" {one})*' if self._is_parallel else one
@@ -99,22 +127,39 @@ class _Calls:
         return f'call | "[" call {more} "]"' if self._is_parallel else "call"
 
     def _marker(self, text: str) -> str:
-        """The marker as the model has learned it: its control token, if it has one."""
         core = text.strip()
-        before, _, behind = text.partition(core) if core else ("", "", "")
-        token = self._control_id(core) if core else None
-        marker = f"<[{token}]>" if token is not None else _json(core)
-        parts = (_json(before) if before else "", marker, _json(behind) if behind else "")
-        return " ".join(filter(None, parts)) if core else ""
+        if not core:
+            return ""
+        before, _, behind = text.partition(core)
+        blanks = (_json(before) if before else "", _json(behind) if behind else "")
+        return f"{blanks[0]} {_token(core, self._control_id)} {blanks[1]}".strip()
 
 
-def _arguments(tool: Tool) -> str:
-    """A rule for the arguments; any object where the schema says what no grammar can."""
-    schema = _with_lists_of_types(parameters_of(tool))
+def _call(tool: Tool, arguments_key: str) -> str:
+    """A rule for a call; of any arguments where their schema says what no grammar can.
+
+    All of it is JSON by a schema: beside another schema, a text of our own would begin like it and
+    leave the engine no way back.
+    """
+    parameters = dict(_with_lists_of_types(parameters_of(tool)))
+    # What they refer to is looked for at the top.
+    shared = {key: parameters.pop(key) for key in _SHARED if key in parameters}
     try:
-        return json_rule(msgspec.json.encode(schema).decode())
+        return _call_rule(tool.name, arguments_key, parameters, shared)
     except BadRequest:
-        return json_rule('{"type": "object"}')
+        return _call_rule(tool.name, arguments_key, {"type": "object"}, {})
+
+
+def _call_rule(
+    name: str, arguments_key: str, parameters: dict[str, Any], shared: dict[str, Any]
+) -> str:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"const": name}, arguments_key: parameters},
+        "required": ["name", arguments_key],
+        "additionalProperties": False,
+    }
+    return json_rule(msgspec.json.encode(schema | shared).decode())
 
 
 def _with_lists_of_types(schema: Any) -> Any:
