@@ -282,6 +282,16 @@ def test_tools_and_thinking_need_a_template_that_knows_them() -> None:
         compose(None, go="{{ .Prompt }}", tools=(WEATHER,))
 
 
+def test_the_file_s_template_helps_out_where_a_modelfile_s_knows_less() -> None:
+    go = "{{ .Prompt }}!"
+    assert text_of(compose(CHATML, go=go)) == "hi!"
+    assert "TOOLS" in text_of(compose(CHATML, go=go, tools=(WEATHER,)))
+    assert text_of(compose(OPENING, go=go)) == "hi!"
+    assert compose(OPENING, go=go, think=True).style.is_thinking
+    both = "{{ .Tools }}{{ .Prompt }}"
+    assert "TOOLS" not in text_of(compose(CHATML, go=both, tools=(WEATHER,)))
+
+
 @pytest.mark.parametrize(
     "template",
     [

@@ -132,13 +132,16 @@ class Composer:
         context, n_ctx, sampling = prompt.context, submit.n_ctx, submit.sampling
         if context and not 0 <= min(context) <= max(context) < self._vocab.n_tokens:
             raise BadRequest("context", "holds token ids that the model does not have")
-        markup = self._renderer.markup(submit.template)
+        source = self._renderer.better(
+            submit.template, tools=bool(prompt.tools), thinking=bool(prompt.think)
+        )
+        markup = self._renderer.markup(source)
         think = _thinking(markup, prompt.think)
         if prompt.tools and not (markup.knows_tools or prompt.choice.is_required):
             raise Unsupported("", "tools", "tools")
         check_size(sum(len(str(tool)) for tool in as_dicts(prompt.tools)), n_ctx)
         self._on_template(submit.id)
-        render = self._renderer.template(submit.template)
+        render = self._renderer.template(source)
         spellings = self._renderer.spellings
         asked = Asked(spellings.marked_tools(prompt.tools) if prompt.tools else (), think)
         style = Style(markup, prompt.tools)

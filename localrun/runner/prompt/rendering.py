@@ -55,6 +55,19 @@ class Renderer:
         own = self._vocab.chat_template
         return Markup() if own is None else jinja_markup(own)
 
+    def better(self, go_source: str | None, *, tools: bool, thinking: bool) -> str | None:
+        """The Go template that counts for a request of these; None for the model's own template.
+
+        That one counts where it knows what is asked for and the Go template does not. Source:
+        Ollama prefers the file's template where that can do more; here only when it is needed.
+        """
+        if go_source is None or self._vocab.chat_template is None:
+            return go_source
+        own, other = self.markup(None), self.markup(go_source)
+        lacks_tools = tools and own.knows_tools and not other.knows_tools
+        lacks_thinking = thinking and own.tags is not None and other.tags is None
+        return None if lacks_tools or lacks_thinking else go_source
+
     def template(self, go_source: str | None) -> RenderAsked:
         """How to render: by that Go template, else the model's own one. Raises TemplateFailed."""
         if go_source is not None:
