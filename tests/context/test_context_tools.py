@@ -381,6 +381,11 @@ def test_what_a_tool_says_goes_with_its_call() -> None:
         assert text.count("Oslo") == text.count("im_start|>tool")
 
 
+def test_a_result_without_a_call_stays_where_everything_fits() -> None:
+    history = (Message("tool", "it rains"), Message("user", "So?"))
+    assert text_of(compose(PLAIN, *history)) == "tool: it rains\nuser: So?\nassistant: "
+
+
 def test_definitions_stay_whatever_goes() -> None:
     turns = [Message(role, "words " * 20) for role in ("user", "assistant")] * 10
     prepared = compose(CHATML, *turns, Message("user", "last"), tools=(WEATHER,), n_ctx=900)

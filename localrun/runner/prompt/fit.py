@@ -199,7 +199,7 @@ def _conceivable(messages: Sequence[Message], n_ctx: int) -> Sequence[Message]:
     n_dropped = min(max(0, len(messages) - n_ctx), last)
     n_chars = _n_chars(messages[n_dropped:])
     while n_dropped < last and (
-        n_chars > n_ctx * _MAX_TOKEN_CHARS or messages[n_dropped].role == "tool"
+        n_chars > n_ctx * _MAX_TOKEN_CHARS or (n_dropped and messages[n_dropped].role == "tool")
     ):
         n_chars -= len(messages[n_dropped].content)
         n_dropped += 1
