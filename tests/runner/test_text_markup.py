@@ -15,6 +15,7 @@ from localrun.core import (
     ToolChoice,
 )
 from localrun.ipc.messages import Failed, Progressed, Submit
+from localrun.runner import fake
 from localrun.runner.engine.engine import Remove, TokenOut
 from localrun.runner.model import Likelihoods
 
@@ -26,7 +27,7 @@ THINKING = PLAIN + "{# <think></think> #}"
 OPENING = PLAIN + "{# </think> #}<think>\n"
 BOTH = TOOLS + "{# <think></think> #}"
 
-_FIRST_CONTROL = 1_000_010  # where the scripted vocabulary has nothing but control tokens
+_FIRST_CONTROL = fake._END + 10  # where the scripted vocabulary has nothing but control tokens
 
 
 def chat(number: int = 1, **wishes: Any) -> Submit:

@@ -22,6 +22,9 @@ from localrun.runner.structured.constraint import Constraint, ThinkTags, json_ru
 # Where a schema keeps the parts that it refers to.
 _SHARED = ("$defs", "definitions")
 
+# Where the request has the schema of its answer.
+_SCHEMA_PATH = "format"
+
 # Gives the id of the control token that is spelled so, None where there is none.
 ControlId = Callable[[str], int | None]
 
@@ -43,7 +46,7 @@ def constraint_of(submit: Submit, style: Style, control_id: ControlId) -> Constr
     ways: list[str] = []
     if schema is not None and not choice.is_required:
         ways.append("schema")
-        rules.append(f"schema: {json_rule(schema)}")
+        rules.append(f"schema: {_schema_rule(schema)}")
     if tools and (choice.is_required or form.is_json):
         ways.append("calls")
         rules += _Calls(tools, form.writing, control_id, is_parallel=choice.is_parallel).rules()
@@ -54,6 +57,14 @@ def constraint_of(submit: Submit, style: Style, control_id: ControlId) -> Constr
     is_quiet = isinstance(prompt, ChatPrompt) and prompt.think is False and not style.is_thinking
     tags = None if is_quiet else _tags(style.markup.tags, control_id)
     return Constraint(grammar, tags, style.is_thinking)
+
+
+def _schema_rule(schema: str) -> str:
+    try:
+        return json_rule(schema)
+    except BadRequest as error:
+        path = ".".join(filter(None, (_SCHEMA_PATH, error.path)))
+        raise BadRequest(path, error.problem) from None
 
 
 def _tags(tags: ThinkTags | None, control_id: ControlId) -> ThinkTags | None:
