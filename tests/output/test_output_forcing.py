@@ -143,6 +143,15 @@ def test_one_call_where_several_are_not_wanted() -> None:
     assert not allows(tagged, f"{one}\n{one}")
 
 
+@pytest.mark.parametrize(("form", "between"), [("json", ", "), ("tagged", "\n")])
+def test_calls_come_to_an_end(form: str, between: str) -> None:
+    grammar = grammar_of(Markup(None, _ROWS[form]))
+    one = NOW if form == "json" else f"<tool_call>\n{NOW}\n</tool_call>"
+    around = "[{}]" if form == "json" else "{}"
+    assert allows(grammar, around.format(between.join([one] * 16)))
+    assert not allows(grammar, around.format(between.join([one] * 17)))
+
+
 def test_only_the_tool_that_is_named() -> None:
     grammar = grammar_of(Markup(), ToolChoice(True, "now"))
     assert allows(grammar, NOW)

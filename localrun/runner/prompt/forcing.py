@@ -19,6 +19,10 @@ from localrun.runner.output.style import Style
 from localrun.runner.prompt.definitions import parameters_of
 from localrun.runner.structured.constraint import Constraint, ThinkTags, json_rule
 
+# Small models that may go on with calls do so until the window is full; nobody has asked for more
+# than a few at once.
+_MORE = "{0,15}"
+
 # Where a schema keeps the parts that it refers to.
 _SHARED = ("$defs", "definitions")
 
@@ -129,10 +133,10 @@ class _Calls:
 
     def _calls(self) -> str:
         opening = self._marker(self._writing.opening)
-        more = "(/, ?/ call)*" if self._is_parallel else ""
+        more = f"(/, ?/ call){_MORE}" if self._is_parallel else ""
         if self._writing.closing:
             one = f"{opening} call {self._marker(self._writing.closing)}"
-            return f'{one} ("\\n" {one})*' if self._is_parallel else one
+            return f'{one} ("\\n" {one}){_MORE}' if self._is_parallel else one
         if self._writing.is_list:
             return f'{opening} "[" call {more} "]"'
         return f'call | "[" call {more} "]"' if self._is_parallel else "call"
