@@ -30,7 +30,17 @@ _THINKING_FAMILIES = ("gptoss", "gpt-oss")
 _NOT_IN_MODEL_INFO = ("general.name", "tokenizer.chat_template")
 _NAME_COLUMN = 30
 _GO_ACTION = re.compile(r"\{\{(?!-?\s*/\*).*?\}\}", re.DOTALL)  # comments excluded
+# What a Jinja template of a model that thinks has in it: a tag, or harmony's channels.
+_THINKING_TELLS = (
+    "[THINK]",
+    "<|START_THINKING|>",
+    "<|channel>",
+    "<seed:think>",
+    "<mm:think>",
+    "<|inner_prefix|>",
+)
 _JINJA_SPLIT = re.compile(r"split\(\s*['\"]</think>")
+_HARMONY_TELLS = ("<|channel|>", "<|message|>", "<|start|>")
 
 
 def capabilities(
@@ -153,7 +163,10 @@ def _go_fields(template: str) -> set[str]:
 def _thinks(jinja: str) -> bool:
     if "<think>" in jinja and "</think>" in jinja:
         return True
-    return _JINJA_SPLIT.search(jinja) is not None and "reasoning_content" not in jinja
+    if _JINJA_SPLIT.search(jinja) is not None and "reasoning_content" not in jinja:
+        return True
+    is_harmony = all(tell in jinja for tell in _HARMONY_TELLS)
+    return is_harmony or any(tell in jinja for tell in _THINKING_TELLS)
 
 
 def _hears(projector: Header | None) -> bool:

@@ -1,7 +1,7 @@
-"""The text thread: the engine's tokens → text for clients.
+"""The text thread: the engine's tokens → text, thinking and calls for clients.
 
 It owns the requests by id, from the moment their prompts are prepared, and is the only writer of
-the socket once the model is loaded. UTF-8 and stop strings happen here, beside the forward. One
+the socket once the model is loaded. Answers are read (`output`) here, beside the forward. One
 `Outbox` frame leaves per engine step, not one per token.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from localrun.core import Done, DoneReason, Likelihood, TextDelta, TokenLogprob, Usage
+from localrun.core import Done, DoneReason, Likelihood, TokenLogprob, Usage
 from localrun.errors import BadRequest, LocalrunError, to_fields
 from localrun.ipc.messages import (
     Admitted,
@@ -31,8 +31,7 @@ from localrun.ipc.messages import (
 from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.model import Likelihoods, Vocab
-from localrun.runner.output.alignment import Alignment
-from localrun.runner.output.detokenizer import Detokenizer
+from localrun.runner.output.answer import AnswerReader
 from localrun.runner.prompt.composer import Prepared
 from localrun.runner.prompt.prepare import FromPrompt, Refused, Settled
 from localrun.spec import RunnerStats
@@ -45,9 +44,7 @@ TextMessage = Cancel | Pace | Share | FromPrompt | StepOutput
 class _Request:
     submit: Submit
     sequence: Sequence
-    detokenizer: Detokenizer
-    # Of a request that wants log-probabilities.
-    alignment: Alignment | None
+    answer: AnswerReader
     n_dropped: int = 0
     n_tokens: int = 0
 
@@ -142,8 +139,9 @@ class TextThread:
         request = _Request(
             submit,
             sequence,
-            Detokenizer(sampling.stop),
-            Alignment() if sampling.top_logprobs is not None else None,
+            AnswerReader(
+                prepared.style, sampling.stop, has_logprobs=sampling.top_logprobs is not None
+            ),
             prepared.n_dropped,
         )
         self._items.append(Waiting(submit.id))
@@ -182,27 +180,21 @@ class TextThread:
                 self._fail(sequence.id, error)
 
     def _take(self, request: _Request, out: TokenOut) -> None:
-        text = ""
+        answer, reason = request.answer, out.reason
+        data, logprob = b"", None
         if out.token is not None:
             request.n_tokens += 1
             data = self._vocab.token_bytes(out.token)
-            text = request.detokenizer.feed(data)
-            if request.alignment is not None and out.likelihoods is not None:
-                request.alignment.add(self._logprob(data, out.likelihoods))
-        reason = out.reason
-        if request.detokenizer.is_stopped:
+            if not data:
+                data = answer.shown(self._vocab.token_name(out.token))
+            if out.likelihoods is not None:
+                logprob = self._logprob(data, out.likelihoods)
+        events = answer.feed(data, logprob, is_last=reason is not None, is_cut=reason == "length")
+        self._items += [Progressed(request.submit.id, event) for event in events]
+        if answer.is_stopped:
             if reason is None:
                 self._engine_inbox.put(Remove(request.submit.id, is_cancel=False))
             reason = "stop"
-        elif reason is not None:
-            text += request.detokenizer.finish()
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if request.alignment is not None:
-            logprobs = request.alignment.sent(len(text))
-            if reason is not None:
-                logprobs += request.alignment.finish()
-        if text or logprobs:
-            self._items.append(Progressed(request.submit.id, TextDelta(text, logprobs=logprobs)))
         if reason is not None:
             del self._requests[request.submit.id]
             self._finish(request, reason)
@@ -233,7 +225,8 @@ class TextThread:
         if request.submit.return_context:
             n_read = n_prompt + request.n_tokens - sequence.n_shifted
             context = tuple(sequence.tokens[:n_read])
-        self._items.append(Progressed(request.submit.id, Done(reason, usage, context)))
+        done = Done(reason, usage, context, stop_text=request.answer.stop_text)
+        self._items.append(Progressed(request.submit.id, done))
 
     def _fail(self, request_id: int, error: LocalrunError) -> None:
         kind, fields = to_fields(error)

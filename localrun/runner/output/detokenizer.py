@@ -2,6 +2,8 @@
 
 import codecs
 
+from localrun.runner.output.scan import n_begun
+
 
 class Detokenizer:
     """Bytes in, text out, for one sequence; the same text in whatever slices the bytes come.
@@ -12,9 +14,15 @@ class Detokenizer:
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._stop = stop
+        self._stop = tuple(filter(None, stop))
         self._held = ""
-        self.is_stopped = False
+        # The stop string that has ended the text.
+        self.stop_text = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """True when nothing more is part of the text."""
+        return bool(self.stop_text)
 
     def feed(self, data: bytes) -> str:
         """Text that `data` makes certain; empty after the stop."""
@@ -32,19 +40,14 @@ class Detokenizer:
 
     def _search(self, text: str) -> str:
         matches = [
-            (start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0
+            (start + len(stop), start, stop)
+            for stop in self._stop
+            if (start := text.find(stop)) >= 0
         ]
         if matches:
-            self.is_stopped = True
+            _, start, self.stop_text = min(matches)
             self._held = ""
-            return text[: min(matches)[1]]
-        n_held = max(_n_overlap(text, stop) for stop in self._stop)
-        cut = len(text) - n_held
+            return text[:start]
+        cut = len(text) - n_begun(text, self._stop)
         self._held = text[cut:]
         return text[:cut]
-
-
-def _n_overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning, but not all, of `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

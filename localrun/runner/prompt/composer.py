@@ -7,10 +7,12 @@ of one that is too long is `fit`'s arithmetic.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localrun.core import ChatPrompt, FillPrompt, Message, RawPrompt
+from localrun.core import ChatPrompt, FillPrompt, Message, RawPrompt, Think
 from localrun.errors import BadRequest, ContextOverflow, Unsupported
 from localrun.ipc.messages import Submit
 from localrun.runner.model import Vocab
+from localrun.runner.output.style import Markup, Style
+from localrun.runner.prompt.definitions import Asked, as_dicts
 from localrun.runner.prompt.fit import (
     Fitted,
     answer_room,
@@ -24,7 +26,12 @@ from localrun.runner.prompt.fit import (
     whole,
     with_last_shortened,
 )
+from localrun.runner.prompt.forcing import constraint_of
+from localrun.runner.prompt.histories import with_names
 from localrun.runner.prompt.rendering import Renderer, fill_template
+from localrun.runner.structured.constraint import Constraint
+
+PLAIN = Style()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +39,15 @@ class Prepared:
     """The request's prompt as token ids, shorter than its window.
 
     `n_dropped` tokens of it were left out. The first `n_keep` stay should the window shift.
+    `style` says how the answer is to be read, `constraint` what it has to look like.
     """
 
     submit: Submit
     tokens: list[int]
     n_dropped: int = 0
     n_keep: int = 0
+    style: Style = PLAIN
+    constraint: Constraint | None = None
 
 
 class Composer:
@@ -51,18 +61,33 @@ class Composer:
 
     def compose(self, submit: Submit) -> Prepared:
         """Raises BadRequest, ContextOverflow, TemplateFailed, Unsupported."""
+        style = PLAIN
         match submit.prompt:
             case RawPrompt(text=text):
                 fitted = self._raw(text, submit)
             case FillPrompt() as prompt:
                 fitted = self._fill(prompt, submit)
             case ChatPrompt() as prompt:
-                fitted = self._chat(prompt, submit)
+                fitted, style = self._chat(prompt, submit)
         # llama.cpp needs a token to start from; an empty prompt without BOS has none.
         tokens = fitted.tokens or self._vocab.tokenize(" ")
         if len(tokens) >= submit.n_ctx:
             raise ContextOverflow(len(tokens), submit.n_ctx)
-        return Prepared(submit, tokens, fitted.n_dropped, self._n_keep(submit, tokens))
+        return Prepared(
+            submit,
+            tokens,
+            fitted.n_dropped,
+            self._n_keep(submit, tokens),
+            style,
+            constraint_of(submit, style, self._control_id),
+        )
+
+    def _control_id(self, text: str) -> int | None:
+        """The control token that is spelled so, if there is one."""
+        tokens = self._vocab.tokenize(text, is_start=False)
+        if len(tokens) != 1 or self._vocab.token_bytes(tokens[0]):
+            return None
+        return tokens[0]
 
     def _n_keep(self, submit: Submit, tokens: list[int]) -> int:
         has_bos = tokens[:1] == [self._vocab.bos]
@@ -103,22 +128,39 @@ class Composer:
         tokens = [*start, before, *prefix, after, *suffix, middle]
         return Fitted(tokens, n_whole - len(prefix) - len(suffix))
 
-    def _chat(self, prompt: ChatPrompt, submit: Submit) -> Fitted:
+    def _chat(self, prompt: ChatPrompt, submit: Submit) -> tuple[Fitted, Style]:
         context, n_ctx, sampling = prompt.context, submit.n_ctx, submit.sampling
         if context and not 0 <= min(context) <= max(context) < self._vocab.n_tokens:
             raise BadRequest("context", "holds token ids that the model does not have")
+        source = self._renderer.better(
+            submit.template, tools=bool(prompt.tools), thinking=bool(prompt.think)
+        )
+        markup = self._renderer.markup(source)
+        think = _thinking(markup, prompt.think)
+        if prompt.tools and not (markup.knows_tools or prompt.choice.is_required):
+            raise Unsupported("", "tools", "tools")
+        check_size(sum(len(str(tool)) for tool in as_dicts(prompt.tools)), n_ctx)
         self._on_template(submit.id)
-        render = self._renderer.template(submit.template)
-        mark = self._renderer.spellings.marked
+        render = self._renderer.template(source)
+        spellings = self._renderer.spellings
+        asked = Asked(spellings.marked_tools(prompt.tools) if prompt.tools else (), think)
+        style = Style(markup, prompt.tools)
 
         def tokenize(messages: Sequence[Message]) -> list[int]:
-            return [*context, *self._renderer.tokens(messages, render, is_start=not context)]
+            nonlocal style
+            rendered = self._renderer.tokens(
+                messages, render, asked, is_start=not context, tags=markup.tags
+            )
+            style = Style(markup, prompt.tools, rendered.is_thinking)
+            return [*context, *rendered.tokens]
 
+        turns = with_names(prompt.messages)
         if not submit.overflow.cuts:
-            return whole(mark(prompt.messages), n_ctx, tokenize)
+            fitted = whole(spellings.marked(turns), n_ctx, tokenize)
+            return fitted, style
         # Before the marks: what is left out must not be between a mark and its spelling.
-        shorter, n_left_out = with_last_shortened(prompt.messages, n_ctx, sampling.num_keep)
-        messages = mark(shorter)
+        shorter, n_left_out = with_last_shortened(turns, n_ctx, sampling.num_keep)
+        messages = spellings.marked(shorter)
         try:
             n_answer = answer_room(n_ctx, sampling.num_predict)
             fitted = fit(messages, n_ctx, tokenize, n_answer=n_answer)
@@ -131,4 +173,19 @@ class Composer:
                 num_predict=sampling.num_predict,
                 n_context=len(context),
             )
-        return Fitted(fitted.tokens, fitted.n_dropped + n_left_out)
+        return Fitted(fitted.tokens, fitted.n_dropped + n_left_out), style
+
+
+def _thinking(markup: Markup, think: Think) -> Think:
+    """What the template is told; nothing where the model cannot think. Raises Unsupported.
+
+    A model that can does, unless it is told not to. Source: Ollama.
+    """
+    if markup.tags is None:
+        if think:
+            raise Unsupported("", "thinking", "think")
+        return None
+    if think is None:
+        return True
+    # Source: Ollama, for gpt-oss.
+    return "high" if think == "max" and markup.is_harmony else think

@@ -86,15 +86,17 @@ def fit(
     if len(tokens) < n_ctx:
         return Fitted(tokens, n_unseen)
     best: list[int] | None = None
-    low, high = 1, len(recent) - 1  # dropping `high` turns leaves the last one
+    # What a tool says is nothing without the call, so they go and stay together.
+    begins = [n for n in range(1, len(recent)) if recent[n].role != "tool"]
+    low, high = 0, len(begins) - 1  # dropping what is before `begins[high]` leaves the last turn
     while low <= high:
-        n_dropped = (low + high) // 2
-        shorter = tokenize(_without_oldest(recent, n_dropped))
-        is_last = n_dropped == len(recent) - 1
+        middle = (low + high) // 2
+        shorter = tokenize(_without_oldest(recent, begins[middle]))
+        is_last = middle == len(begins) - 1
         if len(shorter) + (1 if is_last else n_answer) <= n_ctx:
-            best, high = shorter, n_dropped - 1
+            best, high = shorter, middle - 1
         else:
-            tokens, low = shorter, n_dropped + 1
+            tokens, low = shorter, middle + 1
     if best is None:
         raise ContextOverflow(len(tokens), n_ctx)
     return Fitted(best, len(everything) - len(best) + n_unseen)
@@ -160,7 +162,7 @@ def cut_last_turn(
     so does what stands behind it: else a user's words could end up as somebody else's.
     Raises ContextOverflow when the window holds no more than that.
     """
-    always = _without_oldest(messages, len(messages) - 1)
+    always = _without_oldest(messages, _begin_of_last(messages))
     check_size(_n_chars(always[:-1]), n_ctx)
     tokens = tokenize(always)
     n_keep = keep(tokens)
@@ -177,6 +179,11 @@ def cut_last_turn(
     return Fitted(shorter.tokens, shorter.n_dropped + n_turns)
 
 
+def _begin_of_last(messages: Sequence[Message]) -> int:
+    """Where the last turn begins, which has the call of a tool's result with it."""
+    return max((n for n, one in enumerate(messages) if one.role != "tool"), default=0)
+
+
 def _n_chars(messages: Sequence[Message]) -> int:
     return sum(len(message.content) for message in messages)
 
@@ -188,9 +195,12 @@ def _conceivable(messages: Sequence[Message], n_ctx: int) -> Sequence[Message]:
     """
     n_chars = _n_chars([message for message in messages[:-1] if message.role == "system"])
     check_size(n_chars + len(messages[-1].content), n_ctx)
-    n_dropped = max(0, len(messages) - n_ctx)
+    last = _begin_of_last(messages)
+    n_dropped = min(max(0, len(messages) - n_ctx), last)
     n_chars = _n_chars(messages[n_dropped:])
-    while n_chars > n_ctx * _MAX_TOKEN_CHARS and n_dropped < len(messages) - 1:
+    while n_dropped < last and (
+        n_chars > n_ctx * _MAX_TOKEN_CHARS or (n_dropped and messages[n_dropped].role == "tool")
+    ):
         n_chars -= len(messages[n_dropped].content)
         n_dropped += 1
     return _without_oldest(messages, n_dropped)

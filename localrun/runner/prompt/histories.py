@@ -5,28 +5,41 @@ a system text or at the result of a tool. Others leave out what they did not exp
 second system text. Agents make such histories all the time.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from localrun.core import Message
+from localrun.core import Message, ToolCall
 
 _ROLES = ("system", "user", "assistant")
+
+# Some templates take no other ids of calls. Source: Mistral's.
+_SHORT_ID_CHARS = 9
+
+_SPELLED_ALIKE = re.compile(r"[A-Za-z0-9_.-]{1,99}")
 
 
 def forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """The conversation as it is, and then what says the same with less variety.
 
-    1. One system text, in front; neighbours of one role are one turn.
-    2. Only users and assistants besides: a tool's result is a user's turn, a call is text, and the
+    1. Where there are calls: with ids of nine letters and digits; then one call in a turn, and
+       what is said beside it in a turn of its own.
+    2. One system text, in front; neighbours of one role are one turn.
+    3. Only users and assistants besides: a tool's result is a user's turn, a call is text, and the
        assistant never begins.
-    3. The system text stands in front of the first user's.
+    4. The system text stands in front of the first user's.
 
     No text is lost on the way. Each form is made when it is asked for.
     """
     yield messages
     merged = _merged(_system_first(messages))
+    if any(message.tool_calls for message in messages):
+        yield _with_short_ids(messages)
+        yield _apart(_with_short_ids(messages))
+        yield _with_short_ids(merged)
     yield merged
     plain = _merged(_begun_by_user([_plain(message) for message in merged]))
     yield plain
@@ -39,34 +52,87 @@ def forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 def holds_all(rendered: str, messages: Sequence[Message]) -> bool:
     """Whether the texts are there that no template has a reason to leave out or to change.
 
-    Those are the texts of users and systems, and tools' results that no call asked for. What
-    assistants have thought is left out of later turns on purpose.
+    Those are the texts of users and systems, tools' results that no call asked for, calls, and
+    what was said beside them. What assistants have thought is left out of later turns on purpose.
     """
     at = 0
     has_call = any(message.tool_calls for message in messages)
     for message in messages:
-        text = message.content.strip()
-        if message.role == "assistant" or (message.role == "tool" and has_call):
-            continue
-        # Most often in their order; then nothing is searched twice.
-        found = rendered.find(text, at)
-        if found < 0:
-            found = rendered.find(text)
-        if found < 0:
-            return False
-        at = found + len(text)
+        is_alone = message.role == "assistant" and not message.tool_calls
+        if not (is_alone or (message.role == "tool" and has_call)):
+            text = message.content.strip()
+            # Most often in their order; then nothing is searched twice.
+            found = rendered.find(text, at)
+            if found < 0:
+                found = rendered.find(text)
+            if found < 0:
+                return False
+            at = found + len(text)
+        for word in _words(message.tool_calls):
+            found = rendered.find(word, at)
+            if found < 0:
+                return False
+            at = found
     return True
 
 
-def without_prefill(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+def _words(calls: Iterable[ToolCall]) -> Iterator[str]:
+    """Names, and those arguments that every format spells alike."""
+    for call in calls:
+        yield call.name
+        values = call.arguments.values()
+        yield from (v for v in values if isinstance(v, str) and _SPELLED_ALIKE.fullmatch(v))
+
+
+def with_names(messages: Sequence[Message]) -> Sequence[Message]:
+    """The conversation with an id for every call, and with id and name for every tool's result.
+
+    A result belongs to the call whose id it has, else to the first one without a result that has
+    its name, else to the first one without a result. Source: programs that drop the one or the
+    other, such as ollama-python.
+    """
+    if not any(message.tool_calls or message.role == "tool" for message in messages):
+        return messages
+    named: list[Message] = []
+    waiting: list[ToolCall] = []
+    n_calls = 0
+    for message in messages:
+        if message.tool_calls:
+            calls = []
+            for call in message.tool_calls:
+                calls.append(call if call.id else replace(call, id=f"call_{n_calls:08d}"))
+                n_calls += 1
+            message = replace(message, tool_calls=tuple(calls))
+            waiting = calls.copy()
+        elif message.role == "tool":
+            message = _named(message, waiting)
+        named.append(message)
+    return named
+
+
+def _named(message: Message, waiting: list[ToolCall]) -> Message:
+    """The result with what its call has; the call waits no longer."""
+    found = [call for call in waiting if call.id == message.tool_call_id]
+    if not message.tool_call_id:
+        found = [call for call in waiting if call.name == message.tool_name] or (
+            [] if message.tool_name else waiting
+        )
+    if not found:
+        return message
+    call = found[0]
+    waiting.remove(call)
+    return replace(message, tool_call_id=call.id, tool_name=call.name)
+
+
+def without_prefill(messages: Sequence[Message]) -> tuple[Sequence[Message], Message | None]:
     """(the conversation up to the last turn of the user, how the answer begins).
 
     An assistant's turn at the end is the beginning of the answer.
     """
     last = messages[-1]
     if last.role != "assistant" or last.tool_calls:
-        return messages, ""
-    return messages[:-1] or [Message("user")], last.content
+        return messages, None
+    return messages[:-1] or [Message("user")], last
 
 
 def _system_first(messages: Iterable[Message]) -> list[Message]:
@@ -83,6 +149,52 @@ def _merged(messages: Iterable[Message]) -> list[Message]:
         else:
             merged.append(message)
     return merged
+
+
+def _with_short_ids(messages: Iterable[Message]) -> list[Message]:
+    return [
+        replace(
+            message,
+            tool_calls=tuple(replace(c, id=_short_id(c.id)) for c in message.tool_calls),
+            tool_call_id=_short_id(message.tool_call_id),
+        )
+        for message in messages
+    ]
+
+
+def _short_id(text: str) -> str:
+    if not text or (len(text) == _SHORT_ID_CHARS and text.isalnum()):
+        return text
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_SHORT_ID_CHARS]
+
+
+def _apart(messages: Sequence[Message]) -> list[Message]:
+    """One call in a turn, its result behind it; what was said beside calls in a turn before."""
+    apart: list[Message] = []
+    n_done = 0
+    for number, message in enumerate(messages):
+        if number < n_done:
+            continue
+        if not message.tool_calls:
+            apart.append(message)
+            continue
+        n_done = number + 1
+        while n_done < len(messages) and messages[n_done].role == "tool":
+            n_done += 1
+        apart += _one_by_one(message, messages[number + 1 : n_done])
+    return apart
+
+
+def _one_by_one(message: Message, results: Sequence[Message]) -> Iterator[Message]:
+    if message.content:
+        yield Message("assistant", message.content)
+    thinking = message.thinking
+    for call in message.tool_calls:
+        yield Message("assistant", "", thinking, (call,))
+        yield from (result for result in results if result.tool_call_id == call.id)
+        thinking = ""
+    ids = {call.id for call in message.tool_calls}
+    yield from (result for result in results if result.tool_call_id not in ids)
 
 
 def _sum(one: Message, other: Message) -> Message:

@@ -6,6 +6,7 @@ in a form that says the same (`histories`). Only the template's text makes contr
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -13,14 +14,27 @@ from localrun.core import FillPrompt, Message
 from localrun.errors import TemplateFailed
 from localrun.runner.limits import bounded_memory
 from localrun.runner.model import Vocab
+from localrun.runner.output.style import Markup
+from localrun.runner.prompt.definitions import NOTHING_ASKED, Asked, with_definitions
 from localrun.runner.prompt.histories import forms, holds_all, without_prefill
+from localrun.runner.prompt.markup import go_markup, jinja_markup
 from localrun.runner.prompt.spelling import Piece, Spellings
 from localrun.runner.prompt.templates import JinjaTemplate, render_plain
+from localrun.runner.structured.constraint import ThinkTags
 
 T = TypeVar("T")
 
 Render = Callable[[Sequence[Message]], str]
+RenderAsked = Callable[[Sequence[Message], Asked], str]
 Fill = Callable[[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as tokens; `is_thinking` when the answer begins inside of the model's thinking."""
+
+    tokens: list[int]
+    is_thinking: bool = False
 
 
 class Renderer:
@@ -34,7 +48,27 @@ class Renderer:
         """Those of the model's control tokens; made when first needed, since that takes a while."""
         return Spellings(self._vocab.control_texts())
 
-    def template(self, go_source: str | None) -> Render:
+    def markup(self, go_source: str | None) -> Markup:
+        """What the template that counts teaches the model; nothing where there is none."""
+        if go_source is not None:
+            return go_markup(go_source)
+        own = self._vocab.chat_template
+        return Markup() if own is None else jinja_markup(own)
+
+    def better(self, go_source: str | None, *, tools: bool, thinking: bool) -> str | None:
+        """The Go template that counts for a request of these; None for the model's own template.
+
+        That one counts where it knows what is asked for and the Go template does not. Source:
+        Ollama prefers the file's template where that can do more; here only when it is needed.
+        """
+        if go_source is None or self._vocab.chat_template is None:
+            return go_source
+        own, other = self.markup(None), self.markup(go_source)
+        lacks_tools = tools and own.knows_tools and not other.knows_tools
+        lacks_thinking = thinking and own.tags is not None and other.tags is None
+        return None if lacks_tools or lacks_thinking else go_source
+
+    def template(self, go_source: str | None) -> RenderAsked:
         """How to render: by that Go template, else the model's own one. Raises TemplateFailed."""
         if go_source is not None:
             # Few models have one, and the engine for them takes 3 MB of every runner.
@@ -56,16 +90,27 @@ class Renderer:
         )
 
     def tokens(
-        self, messages: Sequence[Message], render: Render, *, is_start: bool = True
-    ) -> list[int]:
-        """The prompt for the answer to `messages`, whose texts are marked (`Spellings.marked`).
+        self,
+        messages: Sequence[Message],
+        render: RenderAsked,
+        asked: Asked = NOTHING_ASKED,
+        *,
+        is_start: bool = True,
+        tags: ThinkTags | None = None,
+    ) -> Rendered:
+        """The prompt for the answer to `messages`; texts are marked (`Spellings.marked`).
 
-        An assistant's turn at the end is gone on with. Raises TemplateFailed, with what the
-        template says of the conversation as it is.
+        An assistant's turn at the end is gone on with. `tags` are those of the model's thinking.
+        Raises TemplateFailed, with what the template says of the conversation as it is.
         """
-        turns, answer_start = without_prefill(messages)
-        rendered = _bounded(lambda: render_any(turns, render)) + answer_start
-        return self._tokens_of(self.spellings.pieces(rendered), is_start=is_start)
+        turns, prefill = without_prefill(messages)
+        rendered = _bounded(lambda: _with_tools(turns, render, asked))
+        is_thinking = tags is not None and rendered.rstrip().endswith(tags.opening)
+        if prefill is not None:
+            rendered += _answer_start(prefill, tags, is_thinking=is_thinking)
+            is_thinking = is_thinking and not prefill.content
+        tokens = self._tokens_of(self.spellings.pieces(rendered), is_start=is_start)
+        return Rendered(tokens, is_thinking)
 
     def filled(self, prompt: FillPrompt, render: Fill) -> list[int]:
         """The prompt for what is missing between two texts. Raises TemplateFailed."""
@@ -82,6 +127,29 @@ class Renderer:
                 parses_control=piece.has_control,
             )
         return tokens
+
+
+def _with_tools(turns: Sequence[Message], render: RenderAsked, asked: Asked) -> str:
+    """The text by a template that may have no place for tools: then they are a system text."""
+    tools, plain = asked.tools, Asked(think=asked.think)
+    try:
+        text = render_any(turns, lambda form: render(form, asked))
+    except TemplateFailed:
+        if not tools:
+            raise
+        text = ""
+    if all(tool.name in text for tool in tools):
+        return text
+    return render_any(with_definitions(turns, tools), lambda form: render(form, plain))
+
+
+def _answer_start(prefill: Message, tags: ThinkTags | None, *, is_thinking: bool) -> str:
+    """How the answer begins behind a prompt that has or has not opened the thinking."""
+    if tags is None or not (is_thinking or prefill.thinking):
+        return prefill.content
+    opening = "" if is_thinking else f"{tags.opening}\n"
+    closing = f"\n{tags.closing}\n\n" if prefill.content or not is_thinking else ""
+    return f"{opening}{prefill.thinking}{closing}{prefill.content}"
 
 
 def fill_template(go_source: str | None) -> Fill | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from localrun.core import Message, ToolCall
+from localrun.core import Message, Tool, ToolCall
 
 # A noncharacter, which no text may hold. What holds it all the same loses it.
 MARK = "\ufdd0"
@@ -43,6 +43,14 @@ class Spellings:
     def marked(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with a mark behind the first character of every control token's spelling."""
         return [self._marked_message(message) for message in messages]
+
+    def marked_tools(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+        """As `marked`, for the definitions of tools."""
+        mark = self.mark
+        return tuple(
+            Tool(mark(tool.name), mark(tool.description), self._marked_value(tool.parameters))
+            for tool in tools
+        )
 
     def mark(self, text: str) -> str:
         """As `marked`, for one text."""

@@ -8,6 +8,7 @@ whose template does not come back, and `localrun.runner.limits` bounds its memor
 
 import datetime
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +20,13 @@ import jinja2.sandbox
 
 from localrun.core import Message
 from localrun.errors import TemplateFailed
+from localrun.runner.prompt.definitions import NOTHING_ASKED, Asked, as_dicts
+
+# A template that looks for it expects a turn of calls alone to have no content at all.
+_ASKS_FOR_NONE = re.compile(r"content(?:['\"]\])?\s+is\s+(?:not\s+)?none")
 
 
-def render_plain(messages: Sequence[Message]) -> str:
+def render_plain(messages: Sequence[Message], asked: Asked = NOTHING_ASKED) -> str:
     """The fallback without a template: what a base model continues."""
     return "\n\n".join(message.content for message in messages)
 
@@ -57,6 +62,7 @@ def _tojson(
         indent=indent,
         separators=(separators[0], separators[1]) if separators else None,
         sort_keys=sort_keys,
+        default=list,  # what `map` makes of a list
     )
 
 
@@ -84,23 +90,50 @@ class JinjaTemplate:
         except jinja2.TemplateError as error:
             raise TemplateFailed(f"it does not compile: {error}") from None
         self._tokens = {"bos_token": bos_text, "eos_token": eos_text}
+        self._asks_for_none = _ASKS_FOR_NONE.search(source) is not None
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], asked: Asked = NOTHING_ASKED) -> str:
         """The prompt that ends where the assistant's turn begins. Raises TemplateFailed."""
-        turns = [_jinja_message(message) for message in messages]
+        if self._asks_for_none and any(m.tool_calls and not m.content for m in messages):
+            try:
+                return self._render(messages, asked, empty=None)
+            except TemplateFailed:
+                pass  # it looks, but cannot do without
+        return self._render(messages, asked, empty="")
+
+    def _render(self, messages: Sequence[Message], asked: Asked, *, empty: str | None) -> str:
+        turns = [_jinja_message(message, empty=empty) for message in messages]
+        names = self._tokens | _jinja_names(asked)
         try:
-            return self._template.render(messages=turns, add_generation_prompt=True, **self._tokens)
+            return self._template.render(messages=turns, add_generation_prompt=True, **names)
         except (TemplateFailed, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
             raise TemplateFailed(f"{type(error).__name__}: {error}") from None
 
 
-def _jinja_message(message: Message) -> dict[str, Any]:
-    """A turn as Hugging Face's templates read it; what a turn lacks is absent, not null."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+def _jinja_names(asked: Asked) -> dict[str, Any]:
+    """What templates are told by. Source: Hugging Face's names, and those of single publishers."""
+    names: dict[str, Any] = {}
+    if asked.tools:
+        names["tools"] = as_dicts(asked.tools)
+    if asked.think is not None:
+        is_on = asked.think is not False
+        names |= {"enable_thinking": is_on, "thinking": is_on, "reasoning": is_on}
+    if isinstance(asked.think, str):
+        names["reasoning_effort"] = asked.think
+    return names
+
+
+def _jinja_message(message: Message, *, empty: str | None) -> dict[str, Any]:
+    """A turn as Hugging Face's templates read it; what a turn lacks is absent, not null.
+
+    `empty` is the content of a turn that holds nothing but calls.
+    """
+    content = message.content or (empty if message.tool_calls else "")
+    turn: dict[str, Any] = {"role": message.role, "content": content}
     if message.thinking:
-        turn["reasoning_content"] = message.thinking
+        turn |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), message.thinking)
     if message.tool_calls:
         turn["tool_calls"] = [
             {
