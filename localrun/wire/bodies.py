@@ -192,8 +192,3 @@ def wanted_logprobs(logprobs: bool | None, top_logprobs: int | None, path: str =
         problem = f"must be between 0 and {_MAX_TOP_LOGPROBS}"
         raise BadRequest(path, problem if path else f"top_logprobs {problem}")
     return (top_logprobs or 0) if logprobs else None
-
-
-def no_structure(path: str) -> BadRequest:
-    """The refusal of a JSON or schema request."""
-    return BadRequest(path, "structured output is not available yet; leave it out")

@@ -32,7 +32,6 @@ from localrun.wire.bodies import (
     content_text,
     decode,
     keep_alive_s,
-    no_structure,
     refuse_images,
     refuse_tools,
     required_model,
@@ -42,6 +41,7 @@ from localrun.wire.bodies import (
 from localrun.wire.faults import Fault
 from localrun.wire.logprobs import native_logprobs
 from localrun.wire.streams import ndjson
+from localrun.wire.structure import schema_of_format
 from localrun.wire.timestamps import rfc3339
 
 CONTENT_TYPE = "application/x-ndjson"
@@ -180,6 +180,7 @@ def _request(wire: _Shared, body: bytes, prompt: Prompt | None, kind: Kind) -> T
         # Off unless asked for, other than in Ollama: a shift forgets without a word.
         shifts=wire.shift is True,
         top_logprobs=wanted_logprobs(wire.logprobs, wire.top_logprobs),
+        schema=schema_of_format(wire.format),
     )
     ignored = unknown + without_effect(body, wire)
     ignored += ["top_logprobs"] if wire.top_logprobs and not wire.logprobs else []
@@ -187,8 +188,6 @@ def _request(wire: _Shared, body: bytes, prompt: Prompt | None, kind: Kind) -> T
 
 
 def _refuse_shared(wire: _Shared, model: str) -> None:
-    if wire.format not in (None, ""):
-        raise no_structure("format")
     match wire.think:
         case None | False:
             return

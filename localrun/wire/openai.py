@@ -19,12 +19,12 @@ from localrun.wire.bodies import (
     TextRequest,
     content_text,
     decode,
-    no_structure,
     refuse_tools,
     required_model,
     wanted_logprobs,
     without_effect,
 )
+from localrun.wire.structure import RESPONSE_SCHEMA, schema_of_response_format
 
 # OpenAI's own bound.
 MAX_N = 128
@@ -70,15 +70,11 @@ class Shared(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, Any] | None = None
 
 
-class _ResponseFormat(msgspec.Struct):
-    type: str | None = None
-
-
 class _Chat(Shared, kw_only=True):
     messages: list[_Message] | None = None
     max_completion_tokens: int | float | None = None
     tools: list[Any] | None = None
-    response_format: _ResponseFormat | None = None
+    response_format: Any = None
     reasoning_effort: str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -126,6 +122,8 @@ def decode_chat_completions(body: bytes) -> CompletionRequest:
         options_of(wire),
         n_each=n_each(wire),
         top_logprobs=wanted_logprobs(wire.logprobs, wire.top_logprobs, "top_logprobs"),
+        schema=schema_of_response_format(wire.response_format),
+        schema_path=RESPONSE_SCHEMA,
     )
     return request_of(wire, call, body, ("top_logprobs",) if _is_vain(wire) else ())
 
@@ -173,9 +171,6 @@ def _refuse(wire: _Chat, model: str) -> None:
         raise Unsupported(model, "audio", "modalities")
     if wire.web_search_options is not None:
         raise BadRequest("web_search_options", "this server does not search the web; leave it out")
-    kind = (wire.response_format and wire.response_format.type) or "text"
-    if kind.strip().lower() in ("json_object", "json_schema"):
-        raise no_structure("response_format")
     if wire.reasoning_effort not in (None, "", "none"):
         raise Unsupported(model, "thinking", "reasoning_effort")
 

@@ -7,10 +7,11 @@ of one that is too long is `fit`'s arithmetic.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localrun.core import ChatPrompt, FillPrompt, Message, RawPrompt
+from localrun.core import SCHEMA_PATH, ChatPrompt, FillPrompt, Message, RawPrompt
 from localrun.errors import BadRequest, ContextOverflow, Unsupported
 from localrun.ipc.messages import Submit
-from localrun.runner.model import Vocab
+from localrun.json_schema import below
+from localrun.runner.model import Matcher, Vocab
 from localrun.runner.prompt.fit import (
     Fitted,
     answer_room,
@@ -25,6 +26,7 @@ from localrun.runner.prompt.fit import (
     with_last_shortened,
 )
 from localrun.runner.prompt.rendering import Renderer, fill_template
+from localrun.runner.structured.constraint import Constraint, json_grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,15 @@ class Prepared:
     """The request's prompt as token ids, shorter than its window.
 
     `n_dropped` tokens of it were left out. The first `n_keep` stay should the window shift.
+    The answer is held to `constraint`, by a matcher that the prompt thread makes of it.
     """
 
     submit: Submit
     tokens: list[int]
     n_dropped: int = 0
     n_keep: int = 0
+    constraint: Constraint | None = None
+    matcher: Matcher | None = None
 
 
 class Composer:
@@ -51,6 +56,7 @@ class Composer:
 
     def compose(self, submit: Submit) -> Prepared:
         """Raises BadRequest, ContextOverflow, TemplateFailed, Unsupported."""
+        constraint = _constraint(submit.schema)  # first: it is cheap, and templates are not
         match submit.prompt:
             case RawPrompt(text=text):
                 fitted = self._raw(text, submit)
@@ -62,7 +68,8 @@ class Composer:
         tokens = fitted.tokens or self._vocab.tokenize(" ")
         if len(tokens) >= submit.n_ctx:
             raise ContextOverflow(len(tokens), submit.n_ctx)
-        return Prepared(submit, tokens, fitted.n_dropped, self._n_keep(submit, tokens))
+        n_keep = self._n_keep(submit, tokens)
+        return Prepared(submit, tokens, fitted.n_dropped, n_keep, constraint)
 
     def _n_keep(self, submit: Submit, tokens: list[int]) -> int:
         has_bos = tokens[:1] == [self._vocab.bos]
@@ -132,3 +139,12 @@ class Composer:
                 n_context=len(context),
             )
         return Fitted(fitted.tokens, fitted.n_dropped + n_left_out)
+
+
+def _constraint(schema: str | None) -> Constraint | None:
+    if schema is None:
+        return None
+    try:
+        return Constraint(json_grammar(schema))
+    except BadRequest as error:
+        raise BadRequest(below(SCHEMA_PATH, error.path), error.problem) from None
