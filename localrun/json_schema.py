@@ -21,8 +21,24 @@ MAX_BYTES = 256 << 10
 # OpenAI allows 10 levels, and the engine's own JSON reader ends at 128 brackets.
 MAX_DEPTH = 48
 
+# Levels of the schema and of all that is referred to, which the engine goes down by recursion: 800
+# of them fit a stack of 8 MiB.
+MAX_LEVELS = 400
+
+# Keys of an object, required or not: another recursion, and a symbol of the grammar each.
+MAX_KEYS = 1000
+
+# Values inside of constants that are no plain ones. Each is several symbols: 2,000 take 0.2 s.
+MAX_CONSTANTS = 2000
+
+# Regular expressions that may hold at once. Each doubles the work: 12 take 20 ms, 16 a second.
+MAX_JOINED = 12
+
 # Each item that may come becomes a rule of its own.
 MAX_ITEMS = 1000
+
+# Each is compared with each other.
+MAX_PATTERNS = 32
 
 # Four items of a row of the parser each, which has 2,000. One that has to come costs none.
 MAX_OPTIONAL = 400
@@ -86,6 +102,7 @@ def check_schema(schema: Any) -> None:
         if isinstance(part, dict):
             _check_keywords(part, path)
     _check_references(schema)
+    _check_sums(schema)
 
 
 def children(schema: Schema) -> Iterator[tuple[str, Any]]:
@@ -162,6 +179,8 @@ def _check_keywords(schema: Schema, path: str) -> None:
         if key in _CHECKS and (problem := _CHECKS[key](value)):
             raise BadRequest(below(path, key), problem)
     required = set(schema.get("required", ()))
+    if len(schema.get("properties", {}).keys() | required) > MAX_KEYS:
+        raise BadRequest(below(path, "properties"), f"has more than {MAX_KEYS} keys")
     if len(schema.get("properties", {}).keys() - required) > MAX_OPTIONAL:
         raise BadRequest(
             below(path, "properties"), f"has more than {MAX_OPTIONAL} keys that are not `required`"
@@ -204,7 +223,11 @@ def _map(value: Any) -> str:
 
 
 def _patterns(value: Any) -> str:
-    return _map(value) or next(filter(None, map(_pattern, value)), "")
+    if problem := _map(value):
+        return problem
+    if len(value) > MAX_PATTERNS:
+        return f"has more than {MAX_PATTERNS} patterns"
+    return next(filter(None, map(_pattern, value)), "")
 
 
 def _pattern(value: Any) -> str:
@@ -255,10 +278,13 @@ def _step(value: Any) -> str:
         return problem
     if value <= 0:
         return "must be greater than 0"
-    _sign, digits, exponent = Decimal(str(value)).as_tuple()
+    return "" if _n_remainders(value) <= MAX_DIVISOR else f"has more digits than {MAX_DIVISOR}"
+
+
+def _n_remainders(step: float) -> int:
+    _sign, digits, exponent = Decimal(str(step)).as_tuple()
     assert isinstance(exponent, int)  # else it is no number
-    n_remainders = int("".join(map(str, digits))) * 10 ** max(0, exponent)
-    return "" if n_remainders <= MAX_DIVISOR else f"must not have more digits than {MAX_DIVISOR}"
+    return int("".join(map(str, digits))) * 10 ** max(0, exponent)
 
 
 def _reference(value: Any) -> str:
@@ -303,6 +329,54 @@ _CHECKS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
+# ---- what parts come to together
+
+_JOINING = {"anyOf", "oneOf", "allOf", "$ref"}
+
+
+def has_joints(schema: Any) -> bool:
+    """Whether somewhere a value has to match two schemas at once."""
+    for _, part in _walk(schema):
+        if isinstance(part, dict):
+            says = part.keys() - ANNOTATIONS - {"$defs", "definitions"}
+            if says & _JOINING and (len(says) > 1 or len(part.get("allOf", ())) > 1):
+                return True
+    return False
+
+
+def _check_sums(schema: Any) -> None:
+    """Raises BadRequest for what is harmless in each place, and not in all of them together."""
+    n_constants = n_patterns = 0
+    divisor = 1
+    for _, part in _walk(schema):
+        if isinstance(part, dict):
+            constants = [part.get("const"), *part.get("enum", ())]
+            n_constants += sum(map(_n_inside, constants))
+            n_patterns += "pattern" in part
+            n_patterns += len(part.get("patternProperties", ()))
+            divisor *= _n_remainders(part.get("multipleOf", 1))
+    if n_constants > MAX_CONSTANTS:
+        raise BadRequest("", f"the constants hold more than {MAX_CONSTANTS} values")
+    if n_patterns > MAX_JOINED and has_joints(schema):
+        raise BadRequest(
+            "", f"more than {MAX_JOINED} patterns in a schema of parts that hold at once"
+        )
+    if divisor > MAX_DIVISOR and has_joints(schema):
+        raise BadRequest("", "the divisors in a schema of parts that hold at once are too large")
+
+
+def _n_inside(constant: Any) -> int:
+    """Values inside of an array or object."""
+    n, rest = 0, [constant]
+    while rest:
+        value = rest.pop()
+        inner = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            n += len(value)
+            rest.extend(inner)
+    return n
+
+
 # ---- references
 
 
@@ -314,6 +388,11 @@ def _check_references(schema: Any) -> None:
         if isinstance(part, dict) and (reference := part.get("$ref")) is not None:
             targets[reference] = _target(schema, reference, below(path, "$ref"))
             first.setdefault(reference, below(path, "$ref"))
+    depths: dict[int, int] = {}
+    if sum(_depth(part, depths) for part in (schema, *targets.values())) > MAX_LEVELS:
+        raise BadRequest(
+            "$defs", f"the schema and what it refers to have more than {MAX_LEVELS} levels"
+        )
     found = _Ends(targets)
     endless = next((reference for reference in targets if not found.ends[reference]), None)
     if endless is not None:
@@ -333,6 +412,17 @@ def _target(schema: Any, reference: str, path: str) -> Any:
     if not isinstance(found, dict | bool):
         raise BadRequest(path, f"{shown(reference)} is no schema")
     return found
+
+
+def _depth(schema: Any, known: dict[int, int]) -> int:
+    """Levels of a schema; `known` are those of its parts, by identity."""
+    if not isinstance(schema, dict):
+        return 1
+    if id(schema) not in known:
+        known[id(schema)] = 1 + max(
+            (_depth(part, known) for _, part in children(schema)), default=0
+        )
+    return known[id(schema)]
 
 
 class _Ends:

@@ -44,6 +44,9 @@ _GAP = r"/[ \t\r\n]{0,8}/"
 
 _LONGEST_PROBLEM = 300
 
+# A schema, and what tools and tags put around it; its reader takes seconds for a few MB.
+_MOST_CHARACTERS = 1 << 20
+
 
 def problem_of(grammar: str) -> str:
     """What the engine cannot express in a grammar, in a sentence; empty if nothing."""
@@ -54,7 +57,10 @@ def _sentence(message: str) -> str:
     """The engine's message without the places in a grammar that the client has never seen."""
     kept = [line for line in message.splitlines() if not re.match(r"\s*\d* \| |\s*\^+$", line)]
     text = " ".join(" ".join(kept).replace("<non-verbose/>", "").split())
+    text = text.partition(" while processing ")[0]
     text = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", text)
+    if text.startswith("panic: "):  # an assertion about sizes, with a stack behind it
+        return "its grammar is too large"
     return text[:_LONGEST_PROBLEM].strip()
 
 
@@ -82,6 +88,8 @@ class Compiler:
         )
 
     def _compile(self, grammar: str) -> LLMatcher:
+        if len(grammar) > _MOST_CHARACTERS:
+            raise BadRequest(SCHEMA_PATH, "its grammar is too large")
         made = LLMatcher(self._tokenizer, _OPTIONS + grammar, limits=_LIMITS, log_level=0)
         if made.is_error():
             raise BadRequest(SCHEMA_PATH, _sentence(made.get_error()))
@@ -114,11 +122,15 @@ class _Wrapped:
     def __init__(self, vocab: Vocab) -> None:
         self.tokens: list[bytes] = []
         self.controls: dict[bytes, int] = {}
+        self.ends: list[int] = []
         for token, (name, is_control) in enumerate(vocab.tokens()):
-            self.tokens.append(_CONTROL + name if is_control else name)
+            is_end = vocab.is_end(token)
+            # What ends an answer is no part of one, also where it is spelled like text.
+            self.tokens.append(_CONTROL + name if is_control or is_end else name)
             if is_control:
                 self.controls[name] = token
-        self.ends = [token for token in range(len(self.tokens)) if vocab.is_end(token)]
+            if is_end:
+                self.ends.append(token)
         self.eos_token_id = self.ends[0] if self.ends else None
 
     def __call__(self, _text: str) -> list[int]:

@@ -10,17 +10,22 @@ import msgspec
 
 from localrun.errors import BadRequest
 from localrun.json_schema import (
-    ANNOTATIONS,
     Schema,
     check_schema,
-    children,
+    has_joints,
     is_vain,
     rebuilt,
 )
 
 # At most one blank, and no line break: small models that may write white space go on for ever.
 # With a blank as without: which of the two has a token of its own depends on the vocabulary.
-_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+# Strings may hold any character as an escape.
+_STYLE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "json_allow_general_unicode_escapes": True,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ def _lean(schema: Any) -> Any:
     An object with `properties` gets no others unless it asks for them. Source: llama.cpp and,
     through it, Ollama: a small model that may go on with keys of its own does so.
     """
-    is_closed = not _has_joints(schema)
+    is_closed = not has_joints(schema)
 
     def change(part: Schema) -> Schema:
         lean = {key: value for key, value in part.items() if not is_vain(key, value)}
@@ -100,15 +105,3 @@ def _lean(schema: Any) -> Any:
 
 # With one of these an object's other keys are spoken of, or counted.
 _OPENERS = {"additionalProperties", "patternProperties", "minProperties", "maxProperties"}
-
-
-_JOINED = {"anyOf", "oneOf", "allOf", "$ref"}
-
-
-def _has_joints(schema: Any) -> bool:
-    """Whether a value has to match two objects at once: then none may be closed for itself."""
-    if not isinstance(schema, dict):
-        return False
-    says = {key for key in schema if key not in ANNOTATIONS and key not in ("$defs", "definitions")}
-    is_joint = bool(says & _JOINED) and (len(says) > 1 or len(schema.get("allOf", ())) > 1)
-    return is_joint or any(_has_joints(part) for _, part in children(schema))

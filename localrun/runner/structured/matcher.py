@@ -29,15 +29,20 @@ class GrammarMatcher:
 
     def take(self, token: int) -> bool:
         """Goes on by `token` if it may come next."""
-        return self._grammar.try_consume_tokens([token]) == 1
+        if self._grammar.try_consume_tokens([token]) == 1:
+            return True
+        self._look_for_problem()
+        return False
+
+    def _look_for_problem(self) -> None:
+        if self._grammar.is_error():
+            self._problem = "its grammar has become too complex here"
 
     def allowed(self) -> bytes:
         """A bit for each token that may come next."""
         mask = self._grammar.compute_bitmask()
-        if not self._grammar.is_error():
-            return mask
-        self._problem = "its grammar has become too complex here"
-        return bytes(len(mask))
+        self._look_for_problem()
+        return bytes(len(mask)) if self._problem else mask
 
 
 class ThinkingMatcher:
