@@ -284,7 +284,8 @@ def _step(value: Any) -> str:
 def _n_remainders(step: float) -> int:
     _sign, digits, exponent = Decimal(str(step)).as_tuple()
     assert isinstance(exponent, int)  # else it is no number
-    return int("".join(map(str, digits))) * 10 ** max(0, exponent)
+    n: int = int("".join(map(str, digits))) * 10 ** max(0, exponent)
+    return n
 
 
 def _reference(value: Any) -> str:

@@ -36,8 +36,8 @@ def test_what_cannot_be_expressed_is_refused_with_its_place(
 
 
 def test_keys_come_in_the_order_of_the_schema() -> None:
-    parts = '"properties":{"z":{"const":1},"a":{"const":2},"m":{"const":3}}'
-    schema = '{%s,"required":["a","m","z"],"type":"object"}' % parts
+    properties = {"z": {"const": 1}, "a": {"const": 2}, "m": {"const": 3}}
+    schema = json.dumps({"properties": properties, "required": ["a", "m", "z"], "type": "object"})
     assert matches(schema, '{"z":1,"a":2,"m":3}')
     assert not matches(schema, '{"a":2,"m":3,"z":1}')
 
