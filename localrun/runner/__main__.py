@@ -56,7 +56,7 @@ _SWITCH_INTERVAL_S = 0.0002
 # Allocations between two looks of the collector: some thousand steps instead of Python's dozens.
 _GC_THRESHOLD = 100_000
 
-# Twice what `json_schema.MAX_LEVELS` was measured with; only what is used takes memory.
+# Twice what `schemas.totals.MAX_LEVELS` was measured with; only what is used takes memory.
 _PROMPT_STACK_BYTES = 16 << 20
 
 _PR_SET_PDEATHSIG = 1

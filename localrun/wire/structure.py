@@ -12,7 +12,8 @@ import msgspec
 
 from localrun.core import SCHEMA_PATH
 from localrun.errors import BadRequest
-from localrun.json_schema import below, check_schema, shown
+from localrun.schemas.check import check_schema
+from localrun.schemas.parts import below, shown
 
 # What "some JSON" means in both dialects.
 _ANY_OBJECT = '{"type":"object"}'

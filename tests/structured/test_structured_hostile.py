@@ -10,8 +10,8 @@ from byte_vocabulary import COMPILER, allowed, matcher
 from schema_features import of
 
 from localrun.errors import BadRequest
-from localrun.json_schema import check_schema
 from localrun.runner.structured.constraint import Constraint, json_grammar
+from localrun.schemas.check import check_schema
 
 # What they may take; a hang guard for a slow machine, where they take a tenth of it.
 LIMIT_S = 10.0

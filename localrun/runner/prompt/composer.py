@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from localrun.core import SCHEMA_PATH, ChatPrompt, FillPrompt, Message, RawPrompt
 from localrun.errors import BadRequest, ContextOverflow, Unsupported
 from localrun.ipc.messages import Submit
-from localrun.json_schema import below
 from localrun.runner.model import Matcher, Vocab
 from localrun.runner.prompt.fit import (
     Fitted,
@@ -27,6 +26,7 @@ from localrun.runner.prompt.fit import (
 )
 from localrun.runner.prompt.rendering import Renderer, fill_template
 from localrun.runner.structured.constraint import Constraint, json_grammar
+from localrun.schemas.parts import below
 
 
 @dataclass(frozen=True, slots=True)

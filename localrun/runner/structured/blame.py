@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from localrun.errors import BadRequest
-from localrun.json_schema import Schema, below, children
+from localrun.schemas.parts import Schema, below, children
 
 # A part takes a millisecond; who sent a large schema that is wrong gets a shorter path.
 _LIMIT_S = 0.5

@@ -9,13 +9,9 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.json_schema import (
-    Schema,
-    check_schema,
-    has_joints,
-    is_vain,
-    rebuilt,
-)
+from localrun.schemas.check import check_schema
+from localrun.schemas.parts import Schema, is_vain, rebuilt
+from localrun.schemas.totals import has_joints
 
 # At most one blank, and no line break: small models that may write white space go on for ever.
 # With a blank as without: which of the two has a token of its own depends on the vocabulary.
