@@ -8,6 +8,7 @@ left none, they get to choose among all that may come.
 
 import ctypes
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class Matched:
     def sample(self, row: int) -> int:
         """The token for output `row`; the chain remembers no other."""
         logits = self._logits(row)
-        candidates = _Candidates(np.arange(len(logits), dtype=np.int32), logits)
+        candidates = _Candidates(_all_ids(len(logits)), logits)
         candidates.apply(self._chain.filters)
         token = candidates.drawn(self._chain.draw)
         if token == NO_TOKEN or not self._matcher.take(token):
@@ -124,6 +125,11 @@ class _Candidates:
             return NO_TOKEN
         taken = self._data[self._struct.selected]
         return int(taken["id"]) if taken["logit"] > NEVER / 2 else NO_TOKEN
+
+
+@lru_cache(maxsize=1)  # a runner has one vocabulary
+def _all_ids(n: int) -> Ids:
+    return np.arange(n, dtype=np.int32)
 
 
 def _mask(bits: bytes, n: int) -> NDArray[np.bool_]:
