@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hostile_schemas import REFUSED as HOSTILE
 from live import Daemon, chat_body, wait_until
 from schema_features import REFUSED, SUPPORTED, of
 
@@ -75,6 +76,19 @@ def test_what_cannot_be_expressed_is_refused_and_nothing_else_notices(daemon: Da
         reply = ask(daemon, schema, status=400)
         assert reply["error"].startswith(f"{where}: "), reply
         assert part in reply["error"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_schema_of_bad_will_is_refused_and_the_runner_is_the_same(
+    daemon: Daemon, name: str
+) -> None:
+    assert "error" in ask(daemon, HOSTILE[name], status=400)
+
+
+def test_a_schema_nested_beyond_measure_is_refused(daemon: Daemon) -> None:
+    body = b'{"model":"%b","prompt":"x","format":%b{}%b}'
+    body %= MODEL.encode(), b'{"items":' * 5000, b"}" * 5000
+    assert "deep" in daemon.json("POST", "/api/generate", body, status=400)["error"]
 
 
 def test_openai_hears_of_the_place_in_its_own_words(daemon: Daemon) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from localrun.errors import LocalrunError
+from localrun.core import SCHEMA_PATH
+from localrun.errors import BadRequest, LocalrunError
 from localrun.ipc.messages import Answered, Ask, Cancel, Rendering, Submit
 from localrun.runner.model import Vocab
 from localrun.runner.prompt.composer import Composer, Prepared
@@ -83,7 +84,11 @@ class PromptThread:
     def _matched(self, prepared: Prepared) -> Prepared:
         if prepared.constraint is None:
             return prepared
-        return replace(prepared, matcher=self._compiler.matcher(prepared.constraint))
+        try:
+            return replace(prepared, matcher=self._compiler.matcher(prepared.constraint))
+        except BadRequest as error:
+            path = "tools" if prepared.submit.schema is None else SCHEMA_PATH
+            raise BadRequest(path, error.problem) from None
 
     @cached_property
     def _compiler(self) -> "Compiler":
