@@ -13,6 +13,8 @@ from msgspec import Struct
 # How a stream ends. `load` and `unload` answer a request that had no prompt (Ollama's API).
 DoneReason = Literal["stop", "length", "load", "unload"]
 
+# How Ollama's API, and whoever cannot know better, calls the field with a schema.
+SCHEMA_PATH = "format"
 
 # What a model that can think is asked to do: None leaves it to the model's own habit.
 Think = bool | Literal["low", "medium", "high", "max"] | None
@@ -194,7 +196,8 @@ class Call(Struct, frozen=True):
     `cuts` and `shifts` are those of `Overflow`; `cuts` None follows the setting.
     `client` is whom requests are shared out fairly among, an API key or an address; prefixes are
     shared within a `scope` only. `top_logprobs` as in `SamplingParams`. The answer's text matches
-    `schema`, the text of a JSON Schema with its keys as sent; None leaves it free.
+    `schema`, the text of a JSON Schema with its keys as sent; None leaves it free. The client
+    calls that field `schema_path`.
     """
 
     model: str
@@ -212,6 +215,7 @@ class Call(Struct, frozen=True):
     n_each: int = 1
     top_logprobs: int | None = None
     schema: str | None = None
+    schema_path: str = SCHEMA_PATH
 
     @property
     def n_choices(self) -> int:

@@ -12,6 +12,7 @@
     ├── LoadFailed          the model could not be loaded
     ├── NotEnoughMemory     the model needs more memory than there is, even alone
     ├── EngineFailed        llama.cpp could not evaluate a step
+    ├── FormatFailed        an answer cannot go on in the format that was asked for
     ├── ModelStopped        somebody stopped the model, and the answer took too long to end
     └── RunnerLost          the runner process died
 
@@ -189,6 +190,24 @@ class EngineFailed(LocalrunError):
         if self.code == BROKEN_LOGITS:
             return "the model's output is not a number; the file may be damaged"
         return f"an error was encountered while running the model: llama_decode gave {self.code}"
+
+
+# As a code of a row: nothing may follow there. Not one of llama.cpp's either.
+NO_TOKEN = -101
+
+
+@dataclass(eq=False)
+class FormatFailed(LocalrunError):
+    """An answer stands where no token may follow; `problem` says why, empty for no more than that.
+
+    A ban on tokens that the format needs leads there, and so may a schema of great complexity.
+    """
+
+    problem: str = ""
+
+    def __str__(self) -> str:
+        why = self.problem or "every token that may come next is banned"
+        return f"the answer cannot be finished in the format that was asked for: {why}"
 
 
 @dataclass(eq=False)

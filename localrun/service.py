@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 
 from localrun.core import (
+    SCHEMA_PATH,
     Call,
     ChatPrompt,
     Done,
@@ -31,7 +32,7 @@ from localrun.core import (
     Tokens,
     Usage,
 )
-from localrun.errors import RunnerLost, ShuttingDown, Unsupported
+from localrun.errors import BadRequest, RunnerLost, ShuttingDown, Unsupported
 from localrun.ipc.messages import Submit
 from localrun.memory import Device
 from localrun.options import check_options, merge
@@ -298,6 +299,8 @@ class _Answer:
         except Unsupported as error:
             # A runner knows what its model lacks, but not how the model is called.
             raise Unsupported(self._call.model, error.capability, error.path) from None
+        except BadRequest as error:
+            raise BadRequest(_client_path(error.path, self._call), error.problem) from None
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -424,6 +427,12 @@ def _with_model_messages(prompt: Prompt, call_system: str | None, record: Record
     if not prompt.context:
         own += [Message(m["role"], m["content"]) for m in record.messages]
     return msgspec.structs.replace(prompt, messages=(*own, *prompt.messages))
+
+
+def _client_path(path: str, call: Call) -> str:
+    """A path in the words of the call's dialect: a runner calls the schema as Ollama does."""
+    is_in_schema = path == SCHEMA_PATH or path.startswith(f"{SCHEMA_PATH}.")
+    return call.schema_path + path.removeprefix(SCHEMA_PATH) if is_in_schema else path
 
 
 def _timed(done: Done, began_ns: int, load_ns: int) -> Done:

@@ -54,6 +54,8 @@ TABLE: dict[type[Exception], Row] = {
     ours.NotEnoughMemory: Row(500, code="not_enough_memory"),
     ours.LoadFailed: Row(500, code="load_failed", from_engine=True),
     ours.EngineFailed: Row(500, code="engine_failed"),
+    # Format and biases are the client's: the same request would end there again.
+    ours.FormatFailed: Row(400, _BAD, "format_failed"),
     # Come back: whoever asks next has it loaded again.
     ours.ModelStopped: Row(503, code="model_stopped"),
     ours.RunnerLost: Row(500, code="runner_lost", from_engine=True),

@@ -56,6 +56,9 @@ _SWITCH_INTERVAL_S = 0.0002
 # Allocations between two looks of the collector: some thousand steps instead of Python's dozens.
 _GC_THRESHOLD = 100_000
 
+# Twice what `schemas.totals.MAX_LEVELS` was measured with; only what is used takes memory.
+_PROMPT_STACK_BYTES = 16 << 20
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -158,7 +161,11 @@ def _serve(channel: Channel, inboxes: Inboxes) -> None:
     prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put, window)
     channel.send(Outbox((Loaded(model.info),)))
     _start(text.run)
+    # The engine for grammars goes down a schema by recursion: what a thread gets by itself is less
+    # on some systems, and with some settings of a shell.
+    threading.stack_size(_PROMPT_STACK_BYTES)
     _start(prompts.run)
+    threading.stack_size(0)
     engine.run()
 
 

@@ -9,7 +9,7 @@ the script is token 256 + i, and END ends a generation.
 import os
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,10 +18,19 @@ import msgspec
 from msgspec import Struct
 
 from localrun.core import SamplingParams
+from localrun.errors import NO_TOKEN
 from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import CPU, Fit, Need, Plan, Split
 from localrun.runner.engine.layout import ModelFacts, Shape
-from localrun.runner.model import Likelihoods, LoadRefused, Model, OnProgress, State, Wanted
+from localrun.runner.model import (
+    Likelihoods,
+    LoadRefused,
+    Matcher,
+    Model,
+    OnProgress,
+    State,
+    Wanted,
+)
 from localrun.spec import LoadSpec, RunnerInfo
 
 SCRIPT_KEY = "localrun.script"
@@ -29,13 +38,13 @@ SCRIPT_KEY = "localrun.script"
 T = TypeVar("T")
 
 _FIRST_PIECE = 256
-_END = 1_000_000
-_BOS = 1_000_001
-_FILL = (1_000_002, 1_000_003, 1_000_004)
+_END = 50_000
+_BOS = 50_001
+_FILL = (50_002, 50_003, 50_004)
 # What llama.cpp returns when a graph could not be computed.
 _FAILED = -3
 # A byte that is said rather than read: where the answer began can be seen from the tokens alone.
-_ECHO = 2_000_000
+_ECHO = 60_000
 
 
 class Script(Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,16 +133,32 @@ class FakeVocab:
         """True for END."""
         return token == _END
 
+    def tokens(self) -> Iterator[tuple[bytes, bool]]:
+        """Bytes, pieces and END; the other ids are nothing that an answer may hold."""
+        for token in range(self.n_tokens):
+            is_text = token < _FIRST_PIECE + len(self._script.pieces)
+            is_named = is_text or token in (_END, _BOS)
+            yield self.token_name(token) if is_named else b"", token == _BOS
+
 
 class FakeSampler:
-    """Takes the scripted token, whatever the parameters."""
+    """Takes the scripted token, whatever the parameters, unless a matcher allows others only.
 
-    def __init__(self, model: "FakeModel") -> None:
+    Then it is the first that is allowed: a byte, if one is.
+    """
+
+    def __init__(self, model: "FakeModel", matcher: Matcher | None) -> None:
         self._model = model
+        self._matcher = matcher
 
     def sample(self, row: int) -> int:
-        """The scripted token for output `row`."""
-        return self._model.next_token(row)
+        """The token for output `row`."""
+        token = self._model.next_token(row)
+        if self._matcher is None or self._matcher.take(token):
+            return token
+        allowed = int.from_bytes(self._matcher.allowed(), "little")
+        first = (allowed & -allowed).bit_length() - 1
+        return first if first >= 0 and self._matcher.take(first) else NO_TOKEN
 
     def close(self) -> None:
         """Nothing to free."""
@@ -293,9 +318,11 @@ class FakeModel:
         others = (_FIRST_PIECE + (number + i) % n for i in range(min(n_top, n)))
         return Likelihoods(taken, tuple((other, taken - i) for i, other in enumerate(others)))
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> FakeSampler:
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], matcher: Matcher | None = None
+    ) -> FakeSampler:
         """A sampler without choices."""
-        return FakeSampler(self)
+        return FakeSampler(self, matcher)
 
     def n_positions(self, kv_id: int) -> int:
         """See `Model.n_positions`."""

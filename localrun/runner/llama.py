@@ -7,7 +7,7 @@ engine thread. Arrays from `llama_get_logits` die at the next decode.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from localrun.runner.ggml.devices import Machine
 from localrun.runner.ggml.files import Adapters, open_weights
 from localrun.runner.ggml.log import Lines, log
 from localrun.runner.ggml.logits import likeliest, likelihoods
+from localrun.runner.ggml.matching import GreedyMatched, Matched
 from localrun.runner.ggml.params import (
     FLASH_ATTENTION_AUTO,
     FLASH_ATTENTION_ON,
@@ -38,8 +39,10 @@ from localrun.runner.model import (
     Berth,
     Likelihoods,
     LoadRefused,
+    Matcher,
     NoMemory,
     OnProgress,
+    Sampler,
     State,
     Wanted,
 )
@@ -48,6 +51,9 @@ from localrun.spec import LoadSpec, RunnerInfo
 # Share of the free memory for KV outside the context, and the most that is taken unasked.
 _HOST_SHARE, _HOST_LIMIT_BYTES = 0.1, 4 << 30
 
+
+# Attributes of tokens that are not their text.
+_CONTROL_KINDS = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 
 # In the order of `Vocab.fill_tokens`.
 _FILL_TOKENS = (lib.llama_vocab_fim_pre, lib.llama_vocab_fim_mid, lib.llama_vocab_fim_suf)
@@ -97,13 +103,15 @@ class LlamaVocab:
 
     def control_texts(self) -> list[str]:
         """How all control tokens are spelled: what the tokenizer takes for more than text."""
-        vocab, attributes = self._vocab, lib.llama_vocab_get_attr
-        kinds = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        return [
-            self._text_of(token)
-            for token in range(self.n_tokens)
-            if attributes(vocab, token) & kinds
-        ]
+        return [self._text_of(token) for token in range(self.n_tokens) if self._is_control(token)]
+
+    def _is_control(self, token: int) -> bool:
+        return bool(lib.llama_vocab_get_attr(self._vocab, token) & _CONTROL_KINDS)
+
+    def tokens(self) -> Iterator[tuple[bytes, bool]]:
+        """(name, whether it is a control token) of every token, by id."""
+        for token in range(self.n_tokens):
+            yield self._read_piece(token, special=True), self._is_control(token)
 
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to the text; control tokens add nothing."""
@@ -389,14 +397,22 @@ class LlamaModel:
             self._logits_address = address
         return self._logits_view[: self._n_outputs]
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> LlamaSampler:
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], matcher: Matcher | None = None
+    ) -> Sampler:
         """A chain for one sequence; see `Model.sampler`."""
+        if matcher is not None and params.is_greedy:
+            return GreedyMatched(matcher, self._row)
         sampler = LlamaSampler(
             params, n_vocab=self.vocab.n_tokens, n_ctx=self.info.n_ctx, sample=self.sample
         )
         if params.has_penalties:
             sampler.remember(prompt[-params.n_lookback(self.info.n_ctx) :])
-        return sampler
+        return sampler if matcher is None else Matched(sampler, matcher, self._row)
+
+    def _row(self, row: int) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self._logits()[row]
+        return logits
 
     def n_positions(self, kv_id: int) -> int:
         """Tokens of the sequence in the cells."""

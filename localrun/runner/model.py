@@ -3,7 +3,7 @@
 `Vocab` may be used from any thread. Everything of `Model` belongs to the engine thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -97,12 +97,50 @@ class Vocab(Protocol):
         """True for every end-of-generation token."""
         ...
 
+    def tokens(self) -> Iterator[tuple[bytes, bool]]:
+        """(name, whether it is a control token) of every token, by id. Takes a while."""
+        ...
+
+
+class Matcher(Protocol):
+    """Follows one answer, token by token, through the language that it has to be of.
+
+    Belongs to whoever holds the sequence; one thread at a time.
+    """
+
+    def take(self, token: int) -> bool:
+        """Goes on by `token` if it may come next, an end-of-generation token included.
+
+        Else nothing changes.
+        """
+        ...
+
+    def allowed(self) -> bytes:
+        """A bit for each token that may come next, from the lowest bit of the first byte on.
+
+        None is set when there is a `problem`.
+        """
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """True when nothing may follow."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot go on, for the client; empty unless it has given up."""
+        ...
+
 
 class Sampler(Protocol):
     """The sampler chain of one sequence."""
 
     def sample(self, row: int) -> int:
-        """The token for output `row` of the last forward; the chain remembers it."""
+        """The token for output `row` of the last forward; the chain remembers it.
+
+        `errors.NO_TOKEN` when the sequence's matcher allows none.
+        """
         ...
 
     def close(self) -> None:
@@ -188,8 +226,13 @@ class Model(Protocol):
         """What the last forward gave, before any sampling; rows without a NaN only."""
         ...
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
-        """A chain for one sequence; penalties look back into `prompt` too."""
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], matcher: Matcher | None = None
+    ) -> Sampler:
+        """A chain for one sequence; penalties look back into `prompt` too.
+
+        With a `matcher` it takes what that allows, and tells it what it has taken.
+        """
         ...
 
     def n_positions(self, kv_id: int) -> int:

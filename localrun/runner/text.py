@@ -134,6 +134,7 @@ class TextThread:
             n_keep=prepared.n_keep,
             client=submit.client,
             scope=submit.scope,
+            matcher=prepared.matcher,
         )
         sampling = submit.sampling
         request = _Request(

@@ -1,39 +1,85 @@
-"""What an answer's text has to look like: both dialects' fields → the text of a JSON Schema."""
+"""Which structure a request asks its answer to have: wire values → the text of a JSON Schema.
 
+Owns what `format` (Ollama) and `response_format` (OpenAI) may be. Checks all that needs no model;
+a regular expression may still be refused by the runner. Keys keep the order in which they were
+sent. Source: Ollama `docs/api.md`; OpenAI's API reference, "Structured outputs".
+"""
+
+import json
 from typing import Any
 
 import msgspec
 
+from localrun.core import SCHEMA_PATH
 from localrun.errors import BadRequest
+from localrun.schemas.check import check_schema
+from localrun.schemas.parts import below, shown
 
+# What "some JSON" means in both dialects.
 _ANY_OBJECT = '{"type":"object"}'
+
+# Where OpenAI's clients put a schema. The native one is `core.SCHEMA_PATH`.
+RESPONSE_SCHEMA = "response_format.json_schema.schema"
 
 
 def schema_of_format(value: Any) -> str | None:
-    """Ollama's `format`; None for free text. Raises BadRequest."""
+    """The schema that a native `format` stands for; None for free text. Raises BadRequest."""
     if value in (None, ""):
         return None
     if value == "json":
         return _ANY_OBJECT
-    if isinstance(value, dict):
-        return msgspec.json.encode(value).decode()
-    raise BadRequest("format", 'must be "json" or a JSON Schema')
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _decoded(value)
+    if not isinstance(value, dict):
+        raise BadRequest(
+            SCHEMA_PATH, f'{shown(value)} is no format; use "json" or a JSON Schema, an object'
+        )
+    return _checked(value, SCHEMA_PATH)
 
 
 def schema_of_response_format(value: Any) -> str | None:
-    """OpenAI's `response_format`; None for free text. Raises BadRequest."""
+    """The schema that a `response_format` stands for; None for free text. Raises BadRequest."""
     if value is None:
         return None
-    if isinstance(value, dict):
-        match str(value.get("type") or "text").strip().lower():
-            case "text":
-                return None
-            case "json_object":
-                return _ANY_OBJECT
-            case "json_schema":
-                described = value.get("json_schema")
-                if isinstance(described, dict) and isinstance(described.get("schema"), dict):
-                    return msgspec.json.encode(described["schema"]).decode()
-                raise BadRequest("response_format.json_schema.schema", "must be a JSON Schema")
-        raise BadRequest("response_format.type", "must be text, json_object or json_schema")
-    raise BadRequest("response_format", "must be an object")
+    if not isinstance(value, dict):
+        raise BadRequest("response_format", f"must be an object, and not {shown(value)}")
+    kind = value.get("type")
+    match kind.strip().lower() if isinstance(kind, str) else kind:
+        case None | "" | "text":
+            return None
+        case "json_object":
+            # llama.cpp's server takes a schema here.
+            schema = value.get("schema")
+            return _ANY_OBJECT if schema is None else _checked(schema, "response_format.schema")
+        case "json_schema":
+            return _checked(_named_schema(value.get("json_schema")), RESPONSE_SCHEMA)
+    raise BadRequest(
+        "response_format.type", f"{shown(kind)} is not one of text, json_object, json_schema"
+    )
+
+
+def _named_schema(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise BadRequest(
+            "response_format.json_schema", f"must be an object with a `schema`, not {shown(value)}"
+        )
+    if "schema" not in value:
+        raise BadRequest(RESPONSE_SCHEMA, "is missing")
+    return value["schema"]
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(SCHEMA_PATH, f"is a string, and no JSON Schema: {error}") from None
+
+
+def _checked(schema: Any, path: str) -> str:
+    if not isinstance(schema, dict):
+        raise BadRequest(path, f"must be a JSON Schema, an object, and not {shown(schema)}")
+    try:
+        check_schema(schema)
+    except BadRequest as error:
+        raise BadRequest(below(path, error.path), error.problem) from None
+    return json.dumps(schema, ensure_ascii=False)

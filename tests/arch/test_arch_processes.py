@@ -6,7 +6,7 @@ import sys
 import pytest
 
 DAEMON_ONLY = {"localrun.app", "localrun.http", "starlette", "uvicorn"}
-RUNNER_ONLY = {"llama_cpp", "numpy", "jinja2", "gotpl", "gguf"}
+RUNNER_ONLY = {"llama_cpp", "numpy", "jinja2", "gotpl", "gguf", "llguidance"}
 
 # statement → modules that must not be there afterwards
 ABSENT: dict[str, set[str]] = {
@@ -38,6 +38,7 @@ ABSENT: dict[str, set[str]] = {
         *DAEMON_ONLY,
         "llama_cpp",  # only once a model of llama.cpp is loaded
         "numpy",
+        "llguidance",  # only once an answer has to have a format
         "httpx",
         "typer",
         "rich",
@@ -47,6 +48,7 @@ ABSENT: dict[str, set[str]] = {
     },
     "import localrun.runner.__main__, localrun.runner.fake, localrun.runner.llama": {
         *DAEMON_ONLY,
+        "llguidance",
         "httpx",
         "typer",
         "rich",

@@ -377,6 +377,7 @@ SAMPLES = [
     errors.LoadFailed("no", ("line",)),
     errors.NotEnoughMemory({"CPU": 2 << 30}, {"CPU": 1 << 30}),
     errors.EngineFailed(-1),
+    errors.FormatFailed("its grammar has become too complex here"),
     errors.ModelStopped("m", 30.0),
     errors.RunnerLost("prefill", "it was ended by SIGKILL"),
 ]

@@ -48,7 +48,7 @@ CHAT: dict[str, list[tuple[Any, Outcome]]] = SHARED | {
     "prompt_cache_options": [({"mode": "auto"}, "ok")],
     "prompt_cache_retention": [("24h", "ok")],
     "reasoning_effort": [("none", "ok"), ("low", "refused")],
-    "response_format": [({"type": "text"}, "ok"), (SCHEMA, "refused")],
+    "response_format": [({"type": "text"}, "ok"), (SCHEMA, "ok")],
     "safety_identifier": [("s", "ok")],
     "service_tier": [("auto", "ok")],
     "store": [(True, "ok")],

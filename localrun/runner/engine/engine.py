@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from localrun.core import DoneReason
-from localrun.errors import EngineFailed, LocalrunError
+from localrun.errors import NO_TOKEN, EngineFailed, FormatFailed, LocalrunError
 from localrun.ipc.messages import Pace, Share
 from localrun.runner.engine.cache import Holder, KvCache
 from localrun.runner.engine.context import Context
@@ -361,8 +361,10 @@ class Engine:
         sequence.admitted_ns = now_ns
         insort(self.running, sequence, key=_by_arrival)
         self._admitted.append(sequence)
-        if not sequence.sampling.is_greedy:
-            sequence.sampler = self._model.sampler(sequence.sampling, sequence.tokens)
+        if not sequence.sampling.is_greedy or sequence.matcher is not None:
+            sequence.sampler = self._model.sampler(
+                sequence.sampling, sequence.tokens, sequence.matcher
+            )
         self._meter.count("prompt_tokens_total", sequence.n_prompt)
         self._meter.count("prefix_hit_tokens_total", sequence.n_cached)
         self._meter.observe("queue_seconds", (now_ns - sequence.arrived_ns) / 1e9)
@@ -433,7 +435,7 @@ class Engine:
         self._is_short = self._is_short or can_go_on
         for sequence, code in done.failed:
             if code != NO_CELLS or not can_go_on:
-                self._fail(sequence, EngineFailed(code))
+                self._fail(sequence, _error_of(sequence, code))
         return done.forward_ns
 
     def _take(
@@ -527,7 +529,14 @@ def _by_arrival(sequence: Sequence) -> int:
     return sequence.arrival
 
 
+def _error_of(sequence: Sequence, code: int) -> LocalrunError:
+    if code == NO_TOKEN:
+        return FormatFailed(sequence.matcher.problem if sequence.matcher else "")
+    return EngineFailed(code)
+
+
 def _close(sequence: Sequence) -> None:
+    sequence.matcher = None
     if sequence.sampler is not None:
         sequence.sampler.close()
         sequence.sampler = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from localrun.errors import BROKEN_LOGITS
+from localrun.errors import BROKEN_LOGITS, NO_TOKEN
 from localrun.runner.engine.cache import KvCache
 from localrun.runner.engine.cost_model import CostModel
 from localrun.runner.engine.meter import Meter
@@ -147,7 +147,8 @@ class Evaluator:
         wanted: dict[Sequence, Wanted] = {}
         for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if token < 0:
-                done.failed.append((sequence, BROKEN_LOGITS))
+                code = NO_TOKEN if token == NO_TOKEN else BROKEN_LOGITS
+                done.failed.append((sequence, code))
                 continue
             done.tokens.append((sequence, token))
             n_top = sequence.sampling.top_logprobs

@@ -5,7 +5,7 @@ from typing import Optional
 
 from localrun.core import DoneReason, SamplingParams
 from localrun.runner.engine.host_tier import Saved
-from localrun.runner.model import Sampler
+from localrun.runner.model import Matcher, Sampler
 
 # How many windows a completion may go through that shifts. Source: Ollama's bound of num_predict.
 MAX_WINDOWS = 10
@@ -33,6 +33,8 @@ class Sequence:
     n_done: int = 0
     kv_id: int = -1
     sampler: Sampler | None = None
+    # Follows the answer where it has to be of some form.
+    matcher: Matcher | None = None
     # Tokens that have left the window.
     n_shifted: int = 0
     # Prompt tokens whose KV was there already when it was admitted.
@@ -95,13 +97,16 @@ class Sequence:
     def take(self, token: int, *, is_end: bool, now_ns: int) -> DoneReason | None:
         """Appends a sampled token and says whether the sequence ends with it.
 
-        An end-of-generation token ends the sequence and is not part of the completion.
+        An end-of-generation token ends the sequence and is not part of the completion. A token
+        that completes what the answer has to be ends it too, and is.
         """
         self.last_token_ns = now_ns
         self.first_token_ns = self.first_token_ns or now_ns
         if is_end:
             return "stop"
         self.tokens.append(token)
+        if self.matcher is not None and self.matcher.is_finished:
+            return "stop"
         return "length" if self.n_completion >= self.n_predict else None
 
     def drop_middle(self) -> int:

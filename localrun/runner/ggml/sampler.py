@@ -13,7 +13,7 @@ from localrun.runner.ggml.binding import lib
 # -100 and 100 stand for never and always. Logits lie within some hundreds of each other, and a high
 # temperature divides what is added to them; among several tokens with 100 the model still chooses,
 # which takes the digits that a larger number would cost.
-_BIAS_LIMIT, _ALWAYS, _NEVER = 100.0, 1e3, -1e9
+_BIAS_LIMIT, _ALWAYS, NEVER = 100.0, 1e3, -1e9
 
 
 class LlamaSampler:
@@ -27,9 +27,24 @@ class LlamaSampler:
         n_ctx: int,
         sample: Callable[[Any, int], int],
     ) -> None:
-        """`sample` takes a token with this chain from an output row of the last forward."""
+        """`sample` takes a token with this chain from an output row of the last forward.
+
+        What the chain consists of can be applied apart: `filters`, then `draw`.
+        """
         self._sample = sample
-        self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        self.filters = _chain()
+        self.draw = (
+            lib.llama_sampler_init_greedy()
+            if params.temperature <= 0
+            else lib.llama_sampler_init_dist(_seed(params.seed))
+        )
+        # A chain owns what is in it.
+        self._chain = _chain()
+        lib.llama_sampler_chain_add(self._chain, self.filters)
+        lib.llama_sampler_chain_add(self._chain, self.draw)
+        self._add_filters(params, n_vocab, n_ctx)
+
+    def _add_filters(self, params: SamplingParams, n_vocab: int, n_ctx: int) -> None:
         if params.logit_bias:
             biases = _biases(params.logit_bias)  # copied by the sampler
             self._add(lib.llama_sampler_init_logit_bias(n_vocab, len(biases), biases))
@@ -44,7 +59,6 @@ class LlamaSampler:
                 )
             )
         if params.temperature <= 0:
-            self._add(lib.llama_sampler_init_greedy())
             return
         if params.top_k > 0:
             self._add(lib.llama_sampler_init_top_k(params.top_k))
@@ -55,10 +69,9 @@ class LlamaSampler:
         if params.min_p > 0:
             self._add(lib.llama_sampler_init_min_p(params.min_p, 1))
         self._add(lib.llama_sampler_init_temp(params.temperature))
-        self._add(lib.llama_sampler_init_dist(_seed(params.seed)))
 
     def _add(self, sampler: Any) -> None:
-        lib.llama_sampler_chain_add(self._chain, sampler)
+        lib.llama_sampler_chain_add(self.filters, sampler)
 
     def remember(self, tokens: Sequence[int]) -> None:
         """Tells the penalties what came before."""
@@ -76,11 +89,15 @@ class LlamaSampler:
             self._chain = None
 
 
+def _chain() -> Any:
+    return lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+
+
 def _biases(by_token: dict[int, float]) -> Any:
     biases = (lib.llama_logit_bias * len(by_token))()
     for entry, (token, bias) in zip(biases, by_token.items(), strict=True):
         entry.token = token
-        entry.bias = {_BIAS_LIMIT: _ALWAYS, -_BIAS_LIMIT: _NEVER}.get(bias, bias)
+        entry.bias = {_BIAS_LIMIT: _ALWAYS, -_BIAS_LIMIT: NEVER}.get(bias, bias)
     return biases
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from localrun.core import ChatPrompt, FillPrompt, Message, RawPrompt, Think
 from localrun.errors import BadRequest, ContextOverflow, Unsupported
 from localrun.ipc.messages import Submit
-from localrun.runner.model import Vocab
+from localrun.runner.model import Matcher, Vocab
 from localrun.runner.output.style import Markup, Style
 from localrun.runner.prompt.definitions import Asked, as_dicts
 from localrun.runner.prompt.fit import (
@@ -39,7 +39,8 @@ class Prepared:
     """The request's prompt as token ids, shorter than its window.
 
     `n_dropped` tokens of it were left out. The first `n_keep` stay should the window shift.
-    `style` says how the answer is to be read, `constraint` what it has to look like.
+    `style` says how the answer is to be read, `constraint` what it has to look like; the prompt
+    thread makes a matcher of that.
     """
 
     submit: Submit
@@ -48,6 +49,7 @@ class Prepared:
     n_keep: int = 0
     style: Style = PLAIN
     constraint: Constraint | None = None
+    matcher: Matcher | None = None
 
 
 class Composer:

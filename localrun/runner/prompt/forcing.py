@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
-from localrun.core import ChatPrompt, Tool, ToolChoice
+from localrun.core import SCHEMA_PATH, ChatPrompt, Tool, ToolChoice
 from localrun.errors import BadRequest
 from localrun.ipc.messages import Submit
 from localrun.runner.output.formats import Writing
 from localrun.runner.output.style import Style
 from localrun.runner.prompt.definitions import parameters_of
 from localrun.runner.structured.constraint import Constraint, ThinkTags, json_rule
+from localrun.schemas.parts import below
 
 # Small models that may go on with calls do so until the window is full; nobody has asked for more
 # than a few at once.
@@ -25,9 +26,6 @@ _MORE = "{0,15}"
 
 # Where a schema keeps the parts that it refers to.
 _SHARED = ("$defs", "definitions")
-
-# Where the request has the schema of its answer.
-_SCHEMA_PATH = "format"
 
 # Gives the id of the control token that is spelled so, None where there is none.
 ControlId = Callable[[str], int | None]
@@ -67,8 +65,7 @@ def _schema_rule(schema: str) -> str:
     try:
         return json_rule(schema)
     except BadRequest as error:
-        path = ".".join(filter(None, (_SCHEMA_PATH, error.path)))
-        raise BadRequest(path, error.problem) from None
+        raise BadRequest(below(SCHEMA_PATH, error.path), error.problem) from None
 
 
 def _tags(tags: ThinkTags | None, control_id: ControlId) -> ThinkTags | None:

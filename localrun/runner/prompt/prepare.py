@@ -7,16 +7,22 @@ waits for somebody else's prompt. What comes of a request goes to the text threa
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from localrun.errors import LocalrunError
+from localrun.core import SCHEMA_PATH
+from localrun.errors import BadRequest, LocalrunError
 from localrun.ipc.messages import Answered, Ask, Cancel, Rendering, Submit
 from localrun.runner.model import Vocab
 from localrun.runner.prompt.composer import Composer, Prepared
 from localrun.runner.prompt.questions import answer
+
+if TYPE_CHECKING:
+    from localrun.runner.structured.compiler import Compiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +77,26 @@ class PromptThread:
                 else:
                     n_ctx = self._window(wanted.n_ctx)
                     submit = msgspec.structs.replace(wanted, n_ctx=n_ctx)
-                    self._tell(self._composer.compose(submit))
+                    self._tell(self._matched(self._composer.compose(submit)))
             except LocalrunError as error:
                 self._tell(Refused(wanted.id, error))
+
+    def _matched(self, prepared: Prepared) -> Prepared:
+        if prepared.constraint is None:
+            return prepared
+        try:
+            return replace(prepared, matcher=self._compiler.matcher(prepared.constraint))
+        except BadRequest as error:
+            path = "tools" if prepared.submit.schema is None else SCHEMA_PATH
+            raise BadRequest(path, error.problem) from None
+
+    @cached_property
+    def _compiler(self) -> "Compiler":
+        # Most runners never see a constraint: neither the engine for them nor its vocabulary is
+        # there before the first one.
+        from localrun.runner.structured.compiler import Compiler
+
+        return Compiler(self._vocab)
 
     def _drain(self, *, block: bool) -> None:
         try:
