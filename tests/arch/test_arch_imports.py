@@ -73,7 +73,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.units",
         "localrun.wire",
     ),
+    "localrun.vectors": ("localrun.core",),
     "localrun.service": (
+        "localrun.vectors",
         "localrun.core",
         "localrun.spec",
         "localrun.errors",

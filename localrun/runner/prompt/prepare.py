@@ -12,11 +12,13 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
+from localrun.core import EmbedTexts
 from localrun.errors import LocalrunError
 from localrun.ipc.messages import Answered, Ask, Cancel, Rendering, Submit
+from localrun.runner.engine.embedder import EmbedJob
 from localrun.runner.model import Vocab
 from localrun.runner.prompt.composer import Composer, Prepared
-from localrun.runner.prompt.questions import answer
+from localrun.runner.prompt.questions import Questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Settled:
     id: int
 
 
-FromPrompt = Rendering | Prepared | Answered | Refused | Settled
+FromPrompt = Rendering | Prepared | EmbedJob | Answered | Refused | Settled
 
 
 class PromptThread:
@@ -46,9 +48,10 @@ class PromptThread:
         inbox: "SimpleQueue[Submit | Ask | Cancel]",
         tell: Callable[[FromPrompt], None],
         window: Callable[[int], int] = lambda n_ctx: n_ctx,
+        questions: Questions | None = None,
     ) -> None:
         """`window` bounds what a request asks for; it may raise errors of `localrun.errors`."""
-        self._vocab = vocab
+        self._questions = questions or Questions(vocab)
         self._inbox = inbox
         self._tell = tell
         self._window = window
@@ -67,13 +70,18 @@ class PromptThread:
             wanted = self._pending.popleft()
             try:
                 if isinstance(wanted, Ask):
-                    self._tell(Answered(wanted.id, answer(wanted.question, self._vocab)))
+                    self._tell(self._asked(wanted))
                 else:
                     n_ctx = self._window(wanted.n_ctx)
                     submit = msgspec.structs.replace(wanted, n_ctx=n_ctx)
                     self._tell(self._composer.compose(submit))
             except LocalrunError as error:
                 self._tell(Refused(wanted.id, error))
+
+    def _asked(self, wanted: Ask) -> Answered | EmbedJob:
+        if isinstance(wanted.question, EmbedTexts):
+            return self._questions.job(wanted.id, wanted.question)
+        return Answered(wanted.id, self._questions.answer(wanted.question))
 
     def _drain(self, *, block: bool) -> None:
         try:
