@@ -81,7 +81,7 @@ class LlamaModel:
         self._weights_lines = lines
         self._adapters = self._load_adapters(spec)
         self.vocab = LlamaVocab(self._weights)
-        self.facts = facts.read_facts(self._weights, spec)
+        self.facts = facts.read_facts(self._weights, spec, berth.split if berth else Split())
         if berth:
             self.facts = replace(self.facts, cell_bytes=berth.cell_bytes)
         self.host_tier_bytes = (

@@ -71,7 +71,9 @@ def plan_rows(
     for n in n_left[:n_texts]:
         if n > left and rows:
             break
-        rows.append(min(n, left if can_split else most))
+        # A row that is evaluated alone has other last bits than one among others.
+        room = left - (n == left + 1 and left > 1) if can_split else most
+        rows.append(min(n, room))
         left -= rows[-1]
         if left <= 0:
             break

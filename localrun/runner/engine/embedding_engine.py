@@ -42,6 +42,7 @@ class EmbeddingEngine:
             model, spec, self._meter, lambda: self._governor.look(clock_ns() / 1e9), clock_ns
         )
         self._stats_sent_s = 0.0
+        self._n_running = 0  # as emitted last
         model.embeddings(spec.n_ctx)
 
     def run(self) -> None:
@@ -58,7 +59,9 @@ class EmbeddingEngine:
         needs = self._model.info.needs
         has_embedded = self._embedder.step(None)
         answers = self._embedder.take_answers()
-        if has_embedded or answers:
+        n_running = min(self._embedder.n_jobs, self._n_slots)
+        if has_embedded or answers or n_running != self._n_running:
+            self._n_running = n_running
             info = self._model.info
             now_s = self._clock_ns() / 1e9
             is_due = self._embedder.is_idle or now_s - self._stats_sent_s > _STATS_INTERVAL_S
@@ -68,7 +71,7 @@ class EmbeddingEngine:
                     (),
                     (),
                     (),
-                    n_running=min(self._embedder.n_jobs, self._n_slots),
+                    n_running=n_running,
                     stats=self._meter.stats(self._gauges()) if is_due else None,
                     info=info if info.needs != needs else None,
                     vectors=answers,

@@ -125,7 +125,7 @@ class Probe:
         if not self._weights:
             raise LoadRefused("llama.cpp cannot load the file")
         try:
-            self.facts: ModelFacts = read_facts(self._weights, spec)
+            self.facts: ModelFacts = read_facts(self._weights, spec, split)
         except LoadRefused:
             self.close()
             raise
