@@ -4,12 +4,12 @@ Checks what the engine must never do, as `fake` does for text.
 """
 
 import time
+from array import array
+from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from localrun.runner.engine.layout import EmbeddingShape
+from localrun.runner.model import Vector
 
 N_DIMS = 8
 
@@ -52,12 +52,12 @@ class FakeEmbeddings:
         self._last = set(ids)
         return 0
 
-    def vector(self, number: int) -> NDArray[np.float32]:
+    def vector(self, number: int) -> Vector:
         """See `Embeddings.vector`."""
         if number not in self._last:
             raise ValueError(f"the last forward had no text {number}")
-        counts = np.bincount(np.array(self._seen[number]) % N_DIMS, minlength=N_DIMS)
-        return counts.astype(np.float32)
+        counts = Counter(token % N_DIMS for token in self._seen[number])
+        return array("f", (counts[place] for place in range(N_DIMS)))
 
     def forget(self, number: int) -> None:
         """See `Embeddings.forget`."""

@@ -3,12 +3,10 @@
 `Vocab` may be used from any thread. Everything of `Model` belongs to the engine thread.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple, Protocol, TypeAlias
 
 from localrun.core import SamplingParams
 from localrun.memory import Need, Split
@@ -124,6 +122,10 @@ class Sampler(Protocol):
         ...
 
 
+# float32 numbers.
+Vector: TypeAlias = "array[float]"
+
+
 class Embeddings(Protocol):
     """A context for vectors. Engine thread only. `ids` are numbers of texts within it."""
 
@@ -145,8 +147,8 @@ class Embeddings(Protocol):
         """
         ...
 
-    def vector(self, number: int) -> NDArray[np.float32]:
-        """(n_dims,): what the last forward made of the text with this id, of all its tokens."""
+    def vector(self, number: int) -> Vector:
+        """What the last forward made of the text with this id, of all its tokens."""
         ...
 
     def forget(self, number: int) -> None:

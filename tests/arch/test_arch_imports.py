@@ -166,7 +166,12 @@ ROOMS["cli.commands.doctor"] = (*ROOMS["cli"], "localrun.diagnosis", "localrun.s
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "msgspec": ("localrun", "modelstore", "cli"),
     "llama_cpp": ("localrun.runner.llama", "localrun.runner.ggml", "localrun.runner.quantize"),
-    "numpy": ("localrun.runner.llama", "localrun.runner.ggml.logits", "localrun.runner.convert"),
+    "numpy": (
+        "localrun.runner.llama",
+        "localrun.runner.ggml.batch",
+        "localrun.runner.ggml.logits",
+        "localrun.runner.convert",
+    ),
     "gguf": ("localrun.runner.fake", "localrun.runner.convert"),
     "jinja2": ("localrun.runner.prompt.templates",),
     "gotpl": ("localrun.runner.prompt.go_template",),

@@ -6,19 +6,17 @@ has rows goes through several where the model allows it, and beside running answ
 are short. The first request makes the context. Engine thread only.
 """
 
+import math
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
 
 from localrun.core import Vectors
 from localrun.errors import BROKEN_LOGITS, EngineFailed, LoadFailed, LocalrunError
 from localrun.runner.engine.meter import Meter
-from localrun.runner.model import Embeddings, LoadRefused, Model
+from localrun.runner.model import Embeddings, LoadRefused, Model, Vector
 from localrun.spec import LoadSpec
-
-Vector = NDArray[np.float32]
 
 # The answer to a job, by its id.
 Answer = tuple[int, Vectors | LocalrunError]
@@ -201,7 +199,7 @@ class Embedder:
         job = text.job
         if job.id not in self._jobs:
             return
-        if not np.isfinite(vector).all():
+        if not math.isfinite(math.hypot(*vector)):
             self._fail(job, EngineFailed(BROKEN_LOGITS))
             return
         self._meter.count("embed_texts_total")
@@ -214,7 +212,7 @@ class Embedder:
         del self._jobs[job.id]
         vectors = [job.vectors[number] for number in job.places]
         n_tokens = sum(len(job.texts[number]) for number in job.places)
-        data = b"".join(vector.astype("<f4").tobytes() for vector in vectors)
+        data = b"".join(map(_little_endian, vectors))
         n_dims = len(vectors[0]) if vectors else 0
         self._answers.append((job.id, Vectors(data, n_dims, n_tokens, job.n_dropped)))
 
@@ -229,6 +227,13 @@ class Embedder:
 
 def unit(vector: Vector, n_dims: int = 0) -> Vector:
     """The vector, cut to `n_dims` numbers unless 0 or more, with length 1; zeros stay zeros."""
-    cut = vector[: n_dims or None].astype(np.float64)
-    length = float(np.sqrt(cut @ cut))
-    return (cut / length if length else cut).astype(np.float32)
+    cut = vector[: n_dims or None]
+    length = math.hypot(*cut)
+    return array("f", (number / length for number in cut)) if length else cut
+
+
+def _little_endian(vector: Vector) -> bytes:
+    if sys.byteorder == "big":
+        vector = vector[:]
+        vector.byteswap()
+    return vector.tobytes()

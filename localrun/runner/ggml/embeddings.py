@@ -3,17 +3,15 @@
 The pooled outputs of all sequences of a forward are there until the next one.
 """
 
-import ctypes
+from array import array
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from localrun.memory import Need
 from localrun.runner.engine.layout import EmbeddingShape
 from localrun.runner.ggml.batch import Batch
 from localrun.runner.ggml.binding import lib
+from localrun.runner.model import Vector
 
 
 class LlamaEmbeddings:
@@ -54,14 +52,12 @@ class LlamaEmbeddings:
         lib.llama_synchronize(self._ctx)  # so that whoever measures the call measures the work
         return code
 
-    def vector(self, number: int) -> NDArray[np.float32]:
+    def vector(self, number: int) -> Vector:
         """The pooled output of a sequence; see `Embeddings.vector`."""
         found = lib.llama_get_embeddings_seq(self._ctx, number)
-        address = ctypes.cast(found, ctypes.c_void_p).value
-        if not address:
+        if not found:
             raise ValueError(f"the last forward had no sequence {number}")
-        memory = (ctypes.c_float * self.n_dims).from_address(address)
-        return np.ctypeslib.as_array(memory).copy()
+        return array("f", found[: self.n_dims])
 
     def forget(self, number: int) -> None:
         """Frees the cells of a sequence; see `Embeddings.forget`."""
