@@ -64,9 +64,15 @@ class Localrun:
     name = "localrun"
     _MODEL = "bench"
 
-    def __init__(self, setup: Setup, **settings: object) -> None:
-        """`settings` such as `KV_POOL=8192` besides those that all servers have in common."""
+    def __init__(
+        self, setup: Setup, *, load_path: str = "/api/generate", **settings: object
+    ) -> None:
+        """`settings` such as `KV_POOL=8192` besides those that all servers have in common.
+
+        A request without anything to do at `load_path` loads the model.
+        """
         self._setup = setup
+        self._load_path = load_path
         self._settings = settings
         self._child: Child | None = None
         self._store: tempfile.TemporaryDirectory[str] | None = None
@@ -95,7 +101,7 @@ class Localrun:
         path = str(self._setup.model)
         body = {"model": self._MODEL, "path": path, "in_place": True, "stream": False}
         request(port, "POST", "/api/create", body)
-        request(port, "POST", "/api/generate", {"model": self._MODEL})
+        request(port, "POST", self._load_path, {"model": self._MODEL})
         n_slots = request(port, "GET", "/api/ps")["models"][0]["slots"]["total"]
         if n_slots != n_parallel:
             raise RuntimeError(f"the model has {n_slots} slots instead of {n_parallel}")
@@ -216,7 +222,7 @@ def llama_server(
 
     def command(n_parallel: int) -> list[str]:
         values = {
-            "--port": _free_port(),
+            "--port": free_port(),
             "-np": n_parallel,
             "-c": n_parallel * setup.window,
             "-t": setup.n_threads,
@@ -256,6 +262,6 @@ def clean_environment() -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])

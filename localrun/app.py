@@ -95,6 +95,8 @@ class Daemon:
                 spreads=settings.sched_spread,
                 rpc_servers=settings.rpc_servers,
                 tpot_target_ms=settings.tpot_target_ms,
+                embed_batch=settings.embed_batch,
+                embed_delay_s=settings.embed_delay_ms / 1e3,
                 deterministic=settings.deterministic,
                 cuts_prompts=settings.truncate == "drop",
             ),

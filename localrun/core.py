@@ -170,7 +170,23 @@ class Detokenize(Struct, frozen=True, tag="detokenize"):
     tokens: tuple[int, ...]
 
 
-Question = Tokenize | Detokenize
+class EmbedTexts(Struct, frozen=True, tag="embed"):
+    """The vectors of `texts`, of length 1, cut to `n_dims` numbers unless that is 0 or more.
+
+    With a `query`, how well each of the texts answers it: one number each. `n_ctx` tokens of a
+    text count; one with more is cut, or refused unless it `cuts`. `first` is the place of the
+    first text in the request, of which this may be a part.
+    """
+
+    texts: tuple[str, ...]
+    n_ctx: int = 0
+    first: int = 0
+    query: str | None = None
+    cuts: bool = True
+    n_dims: int = 0
+
+
+Question = Tokenize | Detokenize | EmbedTexts
 
 
 class Tokens(Struct, frozen=True, tag="tokens"):
@@ -184,6 +200,24 @@ class Text(Struct, frozen=True, tag="plain_text"):
     """What came of a `Detokenize`."""
 
     text: str
+
+
+class Vectors(Struct, frozen=True, tag="vectors"):
+    """What came of an `EmbedTexts`: `n_dims` float32 for each text, little-endian, one by one.
+
+    `n_tokens` were evaluated, `n_dropped` left out because a window does not hold them. Loading
+    the model took `load_ns` of `total_ns`, which only the daemon knows.
+    """
+
+    data: bytes = b""
+    n_dims: int = 0
+    n_tokens: int = 0
+    n_dropped: int = 0
+    load_ns: int = 0
+    total_ns: int = 0
+
+
+Reply = Tokens | Text | Vectors
 
 
 class Call(Struct, frozen=True):

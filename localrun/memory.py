@@ -90,3 +90,16 @@ class Plan(Struct, frozen=True):
         return all(
             need.total_bytes <= self.available.get(name, 0) for name, need in self.needs.items()
         )
+
+
+def added(one: dict[str, Need], other: dict[str, Need]) -> dict[str, Need]:
+    """What both take, by device name."""
+    total = dict(one)
+    for name, more in other.items():
+        before = total.get(name, Need())
+        total[name] = Need(
+            before.weights_bytes + more.weights_bytes,
+            before.kv_bytes + more.kv_bytes,
+            before.compute_bytes + more.compute_bytes,
+        )
+    return total

@@ -22,15 +22,16 @@ from localrun.core import (
     Call,
     ChatPrompt,
     Done,
+    EmbedTexts,
     Event,
     Message,
     Overflow,
     Prompt,
     Question,
+    Reply,
     SamplingParams,
-    Text,
-    Tokens,
     Usage,
+    Vectors,
 )
 from localrun.errors import BadRequest, RunnerLost, ShuttingDown, Unsupported
 from localrun.ipc.messages import Submit
@@ -40,10 +41,19 @@ from localrun.placement.fit import Defaults, place
 from localrun.placement.verdicts import Verdicts
 from localrun.residency.entry import Lease
 from localrun.residency.owner import Residency
-from localrun.spec import FAKE_ARCHITECTURE, KvLayout, LoadOptions, LoadSpec, Resident, model_key
+from localrun.spec import (
+    DEFAULT_N_BATCH,
+    FAKE_ARCHITECTURE,
+    KvLayout,
+    LoadOptions,
+    LoadSpec,
+    Resident,
+    model_key,
+)
 from localrun.supervisor.choices import Choices, sampling_of
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.stream import RequestStream
+from localrun.vectors import embedded
 from modelstore.errors import StoreError
 from modelstore.gguf import Header, read_model_header
 from modelstore.names import ModelName
@@ -81,8 +91,15 @@ class TextService(Protocol):
         """
         ...
 
-    async def ask(self, call: Call, question: Question) -> Tokens | Text:
+    async def ask(self, call: Call, question: Question) -> Reply:
         """What the vocabulary of the call's model says; loads the model as for a prompt.
+
+        Raises errors of `localrun.errors` and `modelstore.errors`.
+        """
+        ...
+
+    async def embed(self, call: Call, wanted: EmbedTexts) -> Vectors:
+        """The vectors of all texts, made by the call's model; without a text it is loaded only.
 
         Raises errors of `localrun.errors` and `modelstore.errors`.
         """
@@ -114,6 +131,8 @@ class ServiceDefaults:
     spreads: bool = False
     rpc_servers: tuple[str, ...] = ()
     tpot_target_ms: float | None = None
+    embed_batch: int = DEFAULT_N_BATCH
+    embed_delay_s: float = 0.0
     deterministic: bool = False
     cuts_prompts: bool = True
 
@@ -150,7 +169,7 @@ class InferenceService:
             self.residency.unload(await asyncio.to_thread(self._key_of, call.model))
             return _single(Done("unload", Usage()))
         began_ns = time.perf_counter_ns()
-        work = await asyncio.to_thread(self._prepare, call, await self._devices())
+        work = await self._work(call)
         if not work.prompts:
             lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
             lease.close()
@@ -163,12 +182,34 @@ class InferenceService:
             raise
         return answer
 
-    async def ask(self, call: Call, question: Question) -> Tokens | Text:
+    async def ask(self, call: Call, question: Question) -> Reply:
         """See `TextService.ask`."""
-        work = await asyncio.to_thread(self._prepare, call, await self._devices())
+        work = await self._work(call, makes_text=False)
         lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
         with contextlib.closing(lease):
             return await lease.runner.ask(question)
+
+    async def embed(self, call: Call, wanted: EmbedTexts) -> Vectors:
+        """See `TextService.embed`. Tried once more when the runner dies: nothing was sent yet."""
+        began_ns = time.perf_counter_ns()
+        work = await self._work(call, makes_text=False)
+        wanted = msgspec.structs.replace(wanted, n_ctx=work.spec.n_ctx)
+        try:
+            vectors = await self._embed(call, work, wanted)
+        except RunnerLost:
+            vectors = await self._embed(call, work, wanted)
+        return msgspec.structs.replace(vectors, total_ns=time.perf_counter_ns() - began_ns)
+
+    async def _embed(self, call: Call, work: "_Work", wanted: EmbedTexts) -> Vectors:
+        began_ns = time.perf_counter_ns()
+        lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
+        load_ns = time.perf_counter_ns() - began_ns
+        with contextlib.closing(lease):
+            try:
+                vectors = await embedded(lease.runner.ask, wanted)
+            except Unsupported as error:
+                raise Unsupported(call.model, error.capability, error.path) from None
+        return msgspec.structs.replace(vectors, load_ns=load_ns)
 
     def resident(self) -> tuple[Resident, ...]:
         """See `TextService.resident`."""
@@ -197,14 +238,18 @@ class InferenceService:
 
     # ---- before a runner is needed
 
-    def _prepare(self, call: Call, devices: tuple[Device, ...]) -> "_Work":
+    async def _work(self, call: Call, *, makes_text: bool = True) -> "_Work":
+        devices = await self._devices()
+        return await asyncio.to_thread(self._prepare, call, devices, makes_text=makes_text)
+
+    def _prepare(self, call: Call, devices: tuple[Device, ...], *, makes_text: bool) -> "_Work":
         """Reads files: runs in a worker thread."""
         record = self._store.resolve(call.model)
         if record.model_path is None or record.model_digest is None:
             raise Unsupported(call.model, call.capability)
         self._store.check_files(record)
         header = _header(record)
-        if header.is_embedding_model:
+        if header.is_embedding_model and makes_text:
             raise Unsupported(call.model, call.capability)
         own, _unknown = check_options(record.parameters, path="parameters")
         defaults = {"deterministic": self._defaults.deterministic}
@@ -249,6 +294,9 @@ class InferenceService:
             kv_layout=defaults.kv_layout,
             host_tier_bytes=defaults.host_tier_bytes,
             tpot_target_ms=defaults.tpot_target_ms,
+            embeds=header.is_embedding_model,
+            embed_batch=defaults.embed_batch,
+            embed_delay_s=defaults.embed_delay_s,
             admission=asked.admission or "continuous",
             asked=asked,
         )

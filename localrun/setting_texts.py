@@ -49,6 +49,17 @@ def milliseconds(text: str) -> float:
     return value
 
 
+def delay_ms(text: str) -> float:
+    """A number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"`{text}` is not a number of milliseconds of at least 0")
+    return value
+
+
 def choice(*values: str) -> Callable[[str], str]:
     """One of `values`, in any case."""
 

@@ -51,6 +51,8 @@ class Settings:
     registries: tuple[str, ...] = field(default=(), repr=False)
     hf_token: str = field(default="", repr=False)
     tpot_target_ms: float | None = None
+    embed_batch: int = 512
+    embed_delay_ms: float = 0.0
     deterministic: bool = False
     truncate: str = "drop"
     load_timeout_s: float = 300.0
@@ -249,6 +251,22 @@ SETTINGS: tuple[Setting, ...] = (
         texts.auto(texts.milliseconds),
         "auto",
         "milliseconds that a step may take when prompts are computed beside running answers",
+        ollama=False,
+    ),
+    Setting(
+        "EMBED_BATCH",
+        ("embed_batch",),
+        texts.count,
+        "512",
+        "tokens of texts that become vectors in one forward",
+        ollama=False,
+    ),
+    Setting(
+        "EMBED_DELAY_MS",
+        ("embed_delay_ms",),
+        texts.delay_ms,
+        "0",
+        "milliseconds that a text may wait for others to become vectors with",
         ollama=False,
     ),
     Setting(

@@ -72,6 +72,9 @@ class LoadSpec(Struct, frozen=True):
     name, or by the empty name on all others; `spreads` uses all GPUs even for what fits one;
     `rpc_servers` (host:port) lend theirs.
 
+    A model that `embeds` makes vectors and no text; up to `embed_batch` tokens of texts share a
+    forward, which waits up to `embed_delay_s` for more of them.
+
     `kv_pool` tokens of all sequences together, None measures; `kv_layout` None and
     `flash_attention` None follow `verdict`, the result of an earlier self-test, if there is one.
     `host_tier_bytes` of RAM hold the KV of sequences that had to leave the pool, None a share of
@@ -102,6 +105,9 @@ class LoadSpec(Struct, frozen=True):
     host_tier_bytes: int | None = None
     tpot_target_ms: float | None = None
     admission: Admission = "continuous"
+    embeds: bool = False
+    embed_batch: int = DEFAULT_N_BATCH
+    embed_delay_s: float = 0.0
     verdict: Verdict | None = None
     asked: LoadOptions = LoadOptions()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from live import Daemon, write_fake_model
-from real_models import GEMMA3, SMOLLM2, fetch
+from real_models import GEMMA3, SMOLLM2, fetch, fetch_minilm
 from rpc_server import RpcServer
 
 # llama.cpp in the tests' own process: with libgomp's default each thread spins while the others
@@ -38,6 +38,12 @@ def smollm2_path() -> Path:
 def gemma3_path() -> Path:
     """The base model gemma3-270m Q4_K_M: no template, 262k vocabulary, sliding window."""
     return fetch(GEMMA3)
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2 as safetensors: an encoder for sentences, 384 numbers each."""
+    return fetch_minilm()
 
 
 @pytest.fixture

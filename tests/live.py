@@ -36,6 +36,9 @@ def write_fake_model(path: Path, script: Mapping[str, Any]) -> Path:
     n_ctx = ready.pop("n_ctx_train", 4096)
     writer = gguf.GGUFWriter(path, FAKE_ARCHITECTURE)
     writer.add_uint32(f"{FAKE_ARCHITECTURE}.context_length", n_ctx)
+    if "pooling" in ready:  # which makes it a model for vectors only
+        numbers = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
+        writer.add_uint32(f"{FAKE_ARCHITECTURE}.pooling_type", numbers[ready["pooling"]])
     writer.add_string(SCRIPT_KEY, json.dumps(ready))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

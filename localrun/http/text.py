@@ -52,11 +52,12 @@ def answer(
         dialect,
         stream=wanted.stream and bool(call.prompts),
         n_choices=call.n_choices,
-        headers=_headers(wanted.ignored),
+        headers=ignored_headers(wanted.ignored),
     )
 
 
-def _headers(ignored: tuple[str, ...]) -> dict[str, str]:
+def ignored_headers(ignored: tuple[str, ...]) -> dict[str, str]:
+    """The header that names fields without effect, if any; they are logged too."""
     names = [name for name in ignored if _WORD.fullmatch(name)][:_MAX_NAMES]
     if not names:
         return {}

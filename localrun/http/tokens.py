@@ -3,7 +3,7 @@
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from localrun.core import Call, Question, Text, Tokens
+from localrun.core import Call, Question, Reply
 from localrun.http.errors import as_sent
 from localrun.http.requests import ApiRequest
 from localrun.http.streaming import while_connected
@@ -27,7 +27,7 @@ class TokensApi:
         return await self._answer(request, *(await request.decoded(decode_detokenize)))
 
     async def _answer(self, request: ApiRequest, call: Call, question: Question) -> Response:
-        replies: list[Tokens | Text] = []
+        replies: list[Reply] = []
 
         async def ask() -> None:
             with as_sent(call.model):

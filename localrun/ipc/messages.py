@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from localrun.core import Delta, Done, Overflow, Prompt, Question, SamplingParams, Text, Tokens
+from localrun.core import Delta, Done, Overflow, Prompt, Question, Reply, SamplingParams
 from localrun.memory import Device, Plan, Split
 from localrun.spec import LoadSpec, RunnerInfo, RunnerStats, Verdict
 
@@ -68,7 +68,7 @@ class Submit(Struct, frozen=True, tag="submit"):
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """Something that the vocabulary alone can answer. Answered by `Answered` or `Failed`."""
+    """A question about text; the vocabulary alone answers most. `Answered` or `Failed` follows."""
 
     id: int
     question: Question
@@ -179,7 +179,7 @@ class Answered(Struct, frozen=True, tag="answered"):
     """The answer to an `Ask`."""
 
     id: int
-    reply: Tokens | Text
+    reply: Reply
 
 
 class Failed(Struct, frozen=True, tag="failed"):

@@ -35,14 +35,16 @@ from localrun.ipc.messages import (
     Share,
     Submit,
 )
+from localrun.runner.engine.embedding_engine import EmbeddingEngine
 from localrun.runner.engine.engine import Engine
-from localrun.runner.engine.layout import window_of
+from localrun.runner.engine.layout import embedding_shape, window_of
 from localrun.runner.io import Channel
 from localrun.runner.jobs import JOBS, run
 from localrun.runner.loading import Question, answer_until_loaded
 from localrun.runner.model import LoadRefused as Refused
 from localrun.runner.model import Model
 from localrun.runner.prompt.prepare import PromptThread
+from localrun.runner.prompt.questions import Questions
 from localrun.runner.text import TextMessage, TextThread
 from localrun.spec import LoadSpec
 
@@ -136,8 +138,9 @@ def _guarded(target: Callable[..., None], *arguments: object) -> None:
 def _serve(channel: Channel, inboxes: Inboxes) -> None:
     """The engine thread: loads, starts the other two, then steps for ever."""
 
-    def start(spec: LoadSpec, model: Model) -> tuple[LoadSpec, Model, Engine]:
-        return spec, model, Engine(model, spec, inboxes.text.put)
+    def start(spec: LoadSpec, model: Model) -> tuple[LoadSpec, Model, Engine | EmbeddingEngine]:
+        make = EmbeddingEngine if spec.embeds else Engine
+        return spec, model, make(model, spec, inboxes.text.put)
 
     try:
         spec, model, engine = answer_until_loaded(inboxes.load.get, channel.send, start)
@@ -158,7 +161,11 @@ def _serve(channel: Channel, inboxes: Inboxes) -> None:
             return n_ctx
         return window_of(spec, model.facts, model.free_bytes(), n_ctx)
 
-    prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put, window)
+    def longest_text(n_ctx: int) -> int:
+        return embedding_shape(spec, model.facts, n_ctx).n_ctx
+
+    questions = Questions(model.vocab, model.facts.pooling, longest_text)
+    prompts = PromptThread(model.vocab, inboxes.prompt, inboxes.text.put, window, questions)
     channel.send(Outbox((Loaded(model.info),)))
     _start(text.run)
     # The engine for grammars goes down a schema by recursion: what a thread gets by itself is less

@@ -21,7 +21,8 @@ from localrun.core import SamplingParams
 from localrun.errors import NO_TOKEN
 from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import CPU, Fit, Need, Plan, Split
-from localrun.runner.engine.layout import ModelFacts, Shape
+from localrun.runner.engine.layout import ModelFacts, Pooling, Shape, embedding_shape
+from localrun.runner.fake_embeddings import FakeEmbeddings
 from localrun.runner.model import (
     Likelihoods,
     LoadRefused,
@@ -59,7 +60,9 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     takes (None the size of its file), `machine_bytes` what there is of memory for all models. It
     has tokens for filling gaps when it `inserts`.
     `logprobs` are those of the pieces, 0 where there is none; the likeliest tokens besides are
-    the pieces that follow, each e times less likely than the one before.
+    the pieces that follow, each e times less likely than the one before. `pooling` and
+    `is_causal` are those of vectors (`fake_embeddings`); a forward for them that has the byte
+    `fail_on` fails.
     """
 
     pieces: tuple[bytes, ...] = ()
@@ -83,6 +86,9 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     needs_bytes: int | None = None
     machine_bytes: int = 1 << 40
     logprobs: tuple[float, ...] = ()
+    pooling: Pooling = "last"
+    is_causal: bool = True
+    fail_on: int = -1
 
 
 class FakeVocab:
@@ -119,6 +125,14 @@ class FakeVocab:
         if token >= _ECHO:
             return bytes((token - _ECHO,))
         return self._script.pieces[token - _FIRST_PIECE]
+
+    def whole_text(self, text: str) -> list[int]:
+        """Its bytes, and one token behind them."""
+        return [*text.encode(), _END]
+
+    def pair(self, query: str, text: str) -> list[int]:
+        """The bytes of both, with a token between and behind them."""
+        return [*query.encode(), _END, *text.encode(), _END]
 
     def control_texts(self) -> list[str]:
         """The only one that is recognised."""
@@ -220,7 +234,16 @@ class FakeModel:
             raise LoadRefused(script.refuse)
         self.vocab = FakeVocab(script)
         self.n_batch = script.n_batch
-        self.facts = ModelFacts(1, script.shares_prefixes, pad=1)
+        self.facts = ModelFacts(
+            1,
+            script.shares_prefixes,
+            pad=1,
+            n_vocab=_FIRST_PIECE,
+            pooling=script.pooling,
+            is_causal=script.is_causal,
+        )
+        self._spec = spec
+        self._embeddings: FakeEmbeddings | None = None
         self.host_tier_bytes = _or(spec.host_tier_bytes, 1 << 20)
         self._n_bytes = _size(script, spec)
         self._outputs: list[int] = []  # ids of the last forward's output rows
@@ -244,6 +267,18 @@ class FakeModel:
             layout=shape.layout,
             needs={CPU: Need(self._n_bytes)},
         )
+
+    def embeddings(self, n_ctx: int) -> FakeEmbeddings:
+        """See `Model.embeddings`."""
+        shape = embedding_shape(self._spec, self.facts, n_ctx)
+        if self._embeddings is None or self._embeddings.shape.n_ctx < shape.n_ctx:
+            script = self._script
+            self._embeddings = FakeEmbeddings(shape, script.step_s, script.fail_on)
+            if self._spec.embeds:
+                needs = {CPU: Need(self._n_bytes)}
+                n_slots = self._spec.n_parallel
+                self.info = RunnerInfo(shape.n_ctx, n_slots, shape.n_cells, needs=needs)
+        return self._embeddings
 
     def use_threads(self, n: int) -> None:
         """Nothing is computed."""

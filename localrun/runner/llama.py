@@ -7,20 +7,23 @@ engine thread. Arrays from `llama_get_logits` die at the next decode.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from localrun.core import SamplingParams
-from localrun.memory import CPU, Need, Split
+from localrun.memory import CPU, Need, Split, added
 from localrun.placement.layers import GPU_MARGIN_BYTES, RAM_MARGIN_BYTES
-from localrun.runner.engine.layout import Shape
+from localrun.runner.engine.layout import EmbeddingShape, Shape, embedding_shape
 from localrun.runner.ggml import facts
+from localrun.runner.ggml.batch import Batch, pointer
 from localrun.runner.ggml.binding import lib
 from localrun.runner.ggml.devices import Machine
+from localrun.runner.ggml.embeddings import LlamaEmbeddings
 from localrun.runner.ggml.files import Adapters, open_weights
 from localrun.runner.ggml.log import Lines, log
 from localrun.runner.ggml.logits import likeliest, likelihoods
@@ -33,10 +36,12 @@ from localrun.runner.ggml.params import (
 )
 from localrun.runner.ggml.probe import read_needs, with_adapters
 from localrun.runner.ggml.sampler import LlamaSampler
+from localrun.runner.ggml.vocab import LlamaVocab
 from localrun.runner.limits import large_allocation
 from localrun.runner.measure import free_ram_bytes
 from localrun.runner.model import (
     Berth,
+    Embeddings,
     Likelihoods,
     LoadRefused,
     Matcher,
@@ -51,140 +56,8 @@ from localrun.spec import LoadSpec, RunnerInfo
 # Share of the free memory for KV outside the context, and the most that is taken unasked.
 _HOST_SHARE, _HOST_LIMIT_BYTES = 0.1, 4 << 30
 
-
-# Attributes of tokens that are not their text.
-_CONTROL_KINDS = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-
-# In the order of `Vocab.fill_tokens`.
-_FILL_TOKENS = (lib.llama_vocab_fim_pre, lib.llama_vocab_fim_mid, lib.llama_vocab_fim_suf)
-
-
-class LlamaVocab:
-    """A model's vocabulary. Thread-safe: llama.cpp only reads it."""
-
-    def __init__(self, model: Any) -> None:
-        self._vocab = lib.llama_model_get_vocab(model)
-        self.bos = int(lib.llama_vocab_bos(self._vocab))
-        self._eos = lib.llama_vocab_eos(self._vocab)
-        self._adds_bos = self.bos >= 0 and bool(lib.llama_vocab_get_add_bos(self._vocab))
-        self.n_tokens = int(lib.llama_vocab_n_tokens(self._vocab))
-        self.bos_text = self._text_of(self.bos)
-        self.eos_text = self._text_of(self._eos)
-        fill = [int(find(self._vocab)) for find in _FILL_TOKENS]
-        self.fill_tokens = (fill[0], fill[1], fill[2]) if min(fill) >= 0 else None
-        template = lib.llama_model_chat_template(model, None)
-        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
-        # Filled as tokens come up; one dictionary entry is written at most twice.
-        self._bytes: dict[int, bytes] = {}
-
-    def _text_of(self, token: int) -> str:
-        text = lib.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
-        return text.decode("utf-8", "replace") if text else ""
-
-    def tokenize(
-        self, text: str, *, is_start: bool = True, parses_control: bool = True
-    ) -> list[int]:
-        """Ids of `text`; see `Vocab.tokenize`."""
-        data = text.encode("utf-8", "replace")
-        room = len(data) + 8
-        while True:
-            buffer = (lib.llama_token * room)()
-            n = lib.llama_tokenize(
-                self._vocab, data, len(data), buffer, room, False, parses_control
-            )
-            if n >= 0:
-                break
-            room = -n
-        tokens = list(buffer[:n])
-        if self._adds_bos and is_start and tokens[:1] != [self.bos]:
-            # By ourselves: the tokenizer would add one to what begins with it as well.
-            tokens.insert(0, self.bos)
-        return tokens
-
-    def control_texts(self) -> list[str]:
-        """How all control tokens are spelled: what the tokenizer takes for more than text."""
-        return [self._text_of(token) for token in range(self.n_tokens) if self._is_control(token)]
-
-    def _is_control(self, token: int) -> bool:
-        return bool(lib.llama_vocab_get_attr(self._vocab, token) & _CONTROL_KINDS)
-
-    def tokens(self) -> Iterator[tuple[bytes, bool]]:
-        """(name, whether it is a control token) of every token, by id."""
-        for token in range(self.n_tokens):
-            yield self._read_piece(token, special=True), self._is_control(token)
-
-    def token_bytes(self, token: int) -> bytes:
-        """What the token adds to the text; control tokens add nothing."""
-        known = self._bytes.get(token)
-        if known is None:
-            known = self._bytes[token] = self._read_piece(token)
-        return known
-
-    def token_name(self, token: int) -> bytes:
-        """As `token_bytes`, but a control token as the vocabulary writes it."""
-        return self.token_bytes(token) or self._read_piece(token, special=True)
-
-    def _read_piece(self, token: int, *, special: bool = False) -> bytes:
-        room = 64
-        while True:
-            buffer = ctypes.create_string_buffer(room)
-            n = lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
-            if n >= 0:
-                return buffer.raw[:n]
-            room = -n
-
-    def is_end(self, token: int) -> bool:
-        """True for every end-of-generation token."""
-        return bool(lib.llama_vocab_is_eog(self._vocab, token))
-
-
-class _Batch:
-    """One `llama_batch` for the life of the model, written through numpy views.
-
-    Filling it field by field costs 306 µs for 512 rows, through views 2 µs.
-    """
-
-    def __init__(self, n_rows: int) -> None:
-        self.tokens = np.zeros(n_rows, np.int32)
-        self.positions = np.zeros(n_rows, np.int32)
-        self.seq_ids = np.zeros(n_rows, np.int32)
-        self.outputs = np.zeros(n_rows, np.int8)
-        self._n_seq_ids = np.ones(n_rows, np.int32)
-        # Row i's list of sequence ids is the i-th entry of `seq_ids`, fixed once.
-        step = self.seq_ids.itemsize
-        base = self.seq_ids.ctypes.data
-        self._seq_id_pointers = np.arange(base, base + n_rows * step, step, dtype=np.uint64)
-        self.struct = lib.llama_batch(
-            n_tokens=0,
-            token=_pointer(self.tokens, lib.llama_token),
-            embd=None,
-            pos=_pointer(self.positions, lib.llama_pos),
-            n_seq_id=_pointer(self._n_seq_ids, ctypes.c_int32),
-            seq_id=_pointer(self._seq_id_pointers, ctypes.POINTER(lib.llama_seq_id)),
-            logits=_pointer(self.outputs, ctypes.c_int8),
-        )
-
-    def fill(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
-        outputs: Sequence[bool],
-    ) -> None:
-        n_rows = len(tokens)
-        self.tokens[:n_rows] = tokens
-        self.positions[:n_rows] = positions
-        self.seq_ids[:n_rows] = slots
-        self.outputs[:n_rows] = outputs
-        self.struct.n_tokens = n_rows
-
-
 # The binding wraps the result in a pointer object; the bare address is all that is needed.
 _get_logits = ctypes.cast(lib.llama_get_logits, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p))
-
-
-def _pointer(array: NDArray[Any], ctype: Any) -> Any:
-    return array.ctypes.data_as(ctypes.POINTER(ctype))
 
 
 class LlamaModel:
@@ -204,13 +77,14 @@ class LlamaModel:
         self._machine = machine or Machine()
         self._berth = berth
         self._ctx: Any = None
+        self._embeddings: LlamaEmbeddings | None = None
         self._needs: dict[str, Need] = dict(berth.needs) if berth else {}
         with log().reading() as lines:
             self._weights = self._load_weights(spec, on_progress, lines)
         self._weights_lines = lines
         self._adapters = self._load_adapters(spec)
         self.vocab = LlamaVocab(self._weights)
-        self.facts = facts.read_facts(self._weights, spec)
+        self.facts = facts.read_facts(self._weights, spec, berth.split if berth else Split())
         if berth:
             self.facts = replace(self.facts, cell_bytes=berth.cell_bytes)
         self.host_tier_bytes = (
@@ -222,7 +96,8 @@ class LlamaModel:
     @property
     def first_shape(self) -> Shape | None:
         """The context that was planned; see `Model.first_shape`."""
-        return self._berth.shape if self._berth else None
+        shape = self._berth.shape if self._berth else None
+        return shape if isinstance(shape, Shape) else None
 
     def _load_weights(self, spec: LoadSpec, on_progress: OnProgress, lines: Lines) -> Any:
         split = self._berth.split if self._berth else Split()
@@ -250,6 +125,9 @@ class LlamaModel:
 
     def close(self) -> None:
         """Frees all of it. Idempotent; nothing else may be called afterwards."""
+        if self._embeddings is not None:
+            self._embeddings.close()
+            self._embeddings = None
         if self._ctx:
             lib.llama_free(self._ctx)
             self._ctx = None
@@ -302,16 +180,57 @@ class LlamaModel:
         self._shape = shape
         self._memory = lib.llama_get_memory(ctx)
         self.n_batch = int(params.n_ubatch)
-        self._batch = _Batch(self.n_batch)
+        self._batch = Batch(self.n_batch)
         self._n_outputs = 0
         self._logits_address = 0
         self._logits_view: NDArray[np.float32] = np.empty((0, 0), np.float32)
-        self._needs = self._read_needs(lines)
-        self.info = self._read_info(int(params.flash_attn_type), lines)
+        self._needs = self._read_needs(ctx, shape, lines)
+        self._own_info = self._read_info(int(params.flash_attn_type), lines)
 
-    def _read_needs(self, lines: Lines) -> dict[str, Need]:
-        """What weights and context have on each device."""
-        found = read_needs(self._ctx, self._machine, self._shape, self.vocab.n_tokens)
+    def embeddings(self, n_ctx: int) -> Embeddings:
+        """The context for vectors; see `Model.embeddings`."""
+        shape = embedding_shape(self._spec, self.facts, n_ctx)
+        if self._embeddings is not None:
+            if shape.n_ctx <= self._embeddings.shape.n_ctx:
+                return self._embeddings
+            self._embeddings.close()  # first, since both may not fit
+            self._embeddings = None
+        n_bytes = shape.n_rows * self.vocab.n_tokens * ctypes.sizeof(ctypes.c_float)
+        if n_bytes > free_ram_bytes() - RAM_MARGIN_BYTES:
+            raise NoMemory(f"no memory for vectors of texts of {n_ctx} tokens; lower num_ctx")
+        with log().reading() as lines, large_allocation():
+            ctx = lib.llama_init_from_model(self._weights, context_params(self._spec, shape))
+        if not ctx:
+            raise NoMemory(f"no memory for vectors of texts of {n_ctx} tokens; lower num_ctx")
+        self._adapters.apply(ctx)
+        needs = self._read_needs(ctx, shape, lines)
+        self._embeddings = LlamaEmbeddings(ctx, self._weights, shape, needs)
+        return self._embeddings
+
+    @property
+    def info(self) -> RunnerInfo:
+        """What was allocated; see `Model.info`."""
+        if self._embeddings is None:
+            return self._own_info
+        shape, needs = self._embeddings.shape, self._embeddings.needs
+        if not self._ctx:
+            return RunnerInfo(
+                n_ctx=shape.n_ctx,
+                n_slots=self._spec.n_parallel,
+                n_cells=shape.n_cells,
+                layout="unified",
+                needs=needs,
+            )
+        # Both sums have the weights.
+        more = {
+            name: Need(kv_bytes=need.kv_bytes, compute_bytes=need.compute_bytes)
+            for name, need in needs.items()
+        }
+        return structs.replace(self._own_info, needs=added(self._needs, more))
+
+    def _read_needs(self, ctx: Any, shape: Shape | EmbeddingShape, lines: Lines) -> dict[str, Need]:
+        """What weights and a context have on each device."""
+        found = read_needs(ctx, self._machine, shape, self.vocab.n_tokens)
         if found is None:
             found = self._needs_by_log(lines)
         split = self._berth.split if self._berth else Split()
@@ -439,14 +358,14 @@ class LlamaModel:
         size = self.state_bytes(kv_id)
         with large_allocation():
             data = np.empty(size, np.uint8)
-        n = lib.llama_state_seq_get_data(self._ctx, _pointer(data, ctypes.c_uint8), size, kv_id)
+        n = lib.llama_state_seq_get_data(self._ctx, pointer(data, ctypes.c_uint8), size, kv_id)
         return data.data[: int(n)]
 
     def restore(self, kv_id: int, state: State) -> bool:
         """Fills the empty sequence; see `Model.restore`."""
         data = np.frombuffer(state, np.uint8)
-        pointer = _pointer(data, ctypes.c_uint8)
-        n = lib.llama_state_seq_set_data(self._ctx, pointer, len(data), self._checked(kv_id))
+        memory = pointer(data, ctypes.c_uint8)
+        n = lib.llama_state_seq_set_data(self._ctx, memory, len(data), self._checked(kv_id))
         return bool(n)
 
     def _checked(self, kv_id: int) -> int:

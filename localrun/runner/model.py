@@ -3,13 +3,14 @@
 `Vocab` may be used from any thread. Everything of `Model` belongs to the engine thread.
 """
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from localrun.core import SamplingParams
 from localrun.memory import Need, Split
-from localrun.runner.engine.layout import ModelFacts, Shape
+from localrun.runner.engine.layout import EmbeddingShape, ModelFacts, Shape
 from localrun.spec import RunnerInfo
 
 # Called with the part of the weights that is in place, 0 to 1.
@@ -37,7 +38,7 @@ class Berth:
 
     split: Split
     needs: dict[str, Need]
-    shape: Shape
+    shape: Shape | EmbeddingShape
     cell_bytes: int
 
 
@@ -79,6 +80,17 @@ class Vocab(Protocol):
         At the start of a prompt with a BOS in front if the model wants one and `text` does not
         spell it. What is spelled like a control token is one, unless `parses_control` is off.
         """
+        ...
+
+    def whole_text(self, text: str) -> list[int]:
+        """Ids of a text for a vector: with what the model wants before and behind one.
+
+        What is spelled like a control token is not one.
+        """
+        ...
+
+    def pair(self, query: str, text: str) -> list[int]:
+        """Ids of a query and what may answer it, as models that rank have been trained on them."""
         ...
 
     def control_texts(self) -> list[str]:
@@ -148,6 +160,40 @@ class Sampler(Protocol):
         ...
 
 
+# float32 numbers.
+Vector: TypeAlias = "array[float]"
+
+
+class Embeddings(Protocol):
+    """A context for vectors. Engine thread only. `ids` are numbers of texts within it."""
+
+    shape: EmbeddingShape
+
+    @property
+    def n_dims(self) -> int:
+        """Numbers of a vector."""
+        ...
+
+    def use_threads(self, n: int) -> None:
+        """Compute threads of the forwards from now on."""
+        ...
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], ids: Sequence[int]) -> int:
+        """Evaluates equally many tokens, positions and ids; returns llama.cpp's code, 0 for done.
+
+        Raises ValueError for rows that would abort the process.
+        """
+        ...
+
+    def vector(self, number: int) -> Vector:
+        """What the last forward made of the text with this id, of all its tokens."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """The id is free for another text."""
+        ...
+
+
 class Model(Protocol):
     """Weights, and one context at a time around them. Engine thread only.
 
@@ -189,9 +235,16 @@ class Model(Protocol):
         """
         ...
 
+    def embeddings(self, n_ctx: int) -> Embeddings:
+        """The context for vectors of texts of `n_ctx` tokens; the same while it is large enough.
+
+        It stands beside the one for text, if there is any. Raises LoadRefused.
+        """
+        ...
+
     @property
     def info(self) -> RunnerInfo:
-        """What was really allocated for weights and context."""
+        """What was really allocated for weights and contexts."""
         ...
 
     @property

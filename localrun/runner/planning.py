@@ -29,9 +29,11 @@ from localrun.placement.layers import (
 )
 from localrun.runner.engine.layout import (
     WINDOW_SHARE,
+    EmbeddingShape,
     ModelFacts,
     Shape,
     choose_shape,
+    embedding_shape,
     least_shape,
     n_ctx_least,
 )
@@ -56,10 +58,10 @@ class _Model:
     facts: ModelFacts
     whole: Sizes
     least: Sizes
-    whole_shape: Shape
-    least_shape: Shape
+    whole_shape: Shape | EmbeddingShape
+    least_shape: Shape | EmbeddingShape
 
-    def shape(self, proposal: Proposal) -> Shape:
+    def shape(self, proposal: Proposal) -> Shape | EmbeddingShape:
         """The smallest context that the proposal is about."""
         return self.whole_shape if proposal.has_whole_window else self.least_shape
 
@@ -120,7 +122,7 @@ class _Measurements:
         self.spec = spec
         self._machine = machine
         self._models: dict[str, _Model] = {}
-        self._known: dict[tuple[Split, Shape], Measured] = {}
+        self._known: dict[tuple[Split, Shape | EmbeddingShape], Measured] = {}
         self._open: tuple[Split, Probe] | None = None
 
     def __enter__(self) -> "_Measurements":
@@ -144,7 +146,7 @@ class _Measurements:
                 self._open = (Split(n, (name,), (n,)), probe)
         return self._models[name]
 
-    def of(self, split: Split, shape: Shape) -> Measured:
+    def of(self, split: Split, shape: Shape | EmbeddingShape) -> Measured:
         """What `split` takes with a context of this shape. Raises LoadRefused."""
         if (split, shape) not in self._known:
             self._known[split, shape] = self._probe(split).measure(shape)
@@ -158,8 +160,8 @@ class _Measurements:
 
 
 def _read_model(spec: LoadSpec, probe: Probe) -> _Model:
-    whole = least_shape(spec, probe.facts, spec.n_ctx)
-    least = least_shape(spec, probe.facts, n_ctx_least(spec))
+    whole = _first_shape(spec, probe.facts, spec.n_ctx)
+    least = _first_shape(spec, probe.facts, n_ctx_least(spec))
     measured = probe.measure(whole)
     whole_sizes = probe.sizes(measured)
     least_sizes = whole_sizes if least == whole else probe.sizes(probe.measure(least))
@@ -170,6 +172,11 @@ def _read_model(spec: LoadSpec, probe: Probe) -> _Model:
         # A window that may be cut only gets a part of what is free for it.
         whole_sizes, least_sizes = _roomy(whole_sizes), _roomy(least_sizes)
     return _Model(facts, whole_sizes, least_sizes, whole, least)
+
+
+def _first_shape(spec: LoadSpec, facts: ModelFacts, n_ctx: int) -> Shape | EmbeddingShape:
+    make = embedding_shape if spec.embeds else least_shape
+    return make(spec, facts, n_ctx)
 
 
 def _may_cut(spec: LoadSpec) -> bool:
@@ -242,8 +249,12 @@ class _Planning:
             missing = need.total_bytes - foreseen.get(name, Need()).total_bytes
             self._unforeseen[name] = self._unforeseen.get(name, 0) + max(0, missing)
 
-    def _grow(self, split: Split, least: Shape, measured: Measured) -> tuple[Shape, Measured]:
+    def _grow(
+        self, split: Split, least: Shape | EmbeddingShape, measured: Measured
+    ) -> tuple[Shape | EmbeddingShape, Measured]:
         """The context that what is left has room for, in place of the smallest one."""
+        if isinstance(least, EmbeddingShape):
+            return least, measured
         kv_bytes = sum(need.kv_bytes for need in measured.needs.values())
         free_bytes = min(
             (self._room.now.get(name, 0) - need.weights_bytes - need.compute_bytes)
@@ -260,7 +271,11 @@ class _Planning:
         return (shape, grown) if self._has_room(grown.needs) else (least, measured)
 
     def _result(
-        self, now: Proposal, held: Mapping[str, int], shape: Shape, needs: dict[str, Need]
+        self,
+        now: Proposal,
+        held: Mapping[str, int],
+        shape: Shape | EmbeddingShape,
+        needs: dict[str, Need],
     ) -> tuple[Plan, Berth]:
         found = self._found
         away = [f"the RPC server {name} is left out: {why}" for name, why in found.away.items()]

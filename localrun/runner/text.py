@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from localrun.core import Done, DoneReason, Likelihood, TokenLogprob, Usage
+from localrun.core import Done, DoneReason, Likelihood, TokenLogprob, Usage, Vectors
 from localrun.errors import BadRequest, LocalrunError, to_fields
 from localrun.ipc.messages import (
     Admitted,
@@ -28,7 +28,8 @@ from localrun.ipc.messages import (
     ToDaemon,
     Waiting,
 )
-from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
+from localrun.runner.engine.embedder import EmbedJob
+from localrun.runner.engine.engine import EngineMessage, Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.model import Likelihoods, Vocab
 from localrun.runner.output.answer import AnswerReader
@@ -56,7 +57,7 @@ class TextThread:
         self,
         vocab: Vocab,
         inbox: "SimpleQueue[TextMessage]",
-        engine_inbox: "SimpleQueue[Sequence | Remove | Pace | Share]",
+        engine_inbox: "SimpleQueue[EngineMessage]",
         send: Callable[[Outbox], None],
     ) -> None:
         self._inbox = inbox
@@ -64,6 +65,7 @@ class TextThread:
         self._engine_inbox = engine_inbox
         self._send = send
         self._requests: dict[int, _Request] = {}
+        self._jobs: set[int] = set()
         self._cancelled: set[int] = set()
         self._items: list[ToDaemon] = []
         self._n_running = 0
@@ -90,20 +92,25 @@ class TextThread:
             if isinstance(message, Cancel):
                 self._cancel(message.id)
         for message in messages:
-            match message:
-                case StepOutput():
-                    self._after_step(message)
-                case Rendering() | Answered():
-                    self._items.append(message)
-                case Prepared():
-                    self._accept(message)
-                case Refused(id=request_id, error=error):
-                    self._fail(request_id, error)
-                case Share() | Pace():
-                    self._engine_inbox.put(message)
-                case Settled(id=request_id):
-                    self._cancelled.discard(request_id)
+            self._handle(message)
         self._flush()
+
+    def _handle(self, message: TextMessage) -> None:
+        match message:
+            case StepOutput():
+                self._after_step(message)
+            case Rendering() | Answered():
+                self._items.append(message)
+            case Prepared():
+                self._accept(message)
+            case EmbedJob():
+                self._accept_job(message)
+            case Refused(id=request_id, error=error):
+                self._fail(request_id, error)
+            case Share() | Pace():
+                self._engine_inbox.put(message)
+            case Settled(id=request_id):
+                self._cancelled.discard(request_id)
 
     def _flush(self) -> None:
         if self._items or self._stats or self._n_running != self._n_running_sent:
@@ -152,8 +159,14 @@ class TextThread:
         self._requests[submit.id] = request
         self._engine_inbox.put(sequence)
 
+    def _accept_job(self, job: EmbedJob) -> None:
+        if job.id not in self._cancelled:
+            self._jobs.add(job.id)
+            self._engine_inbox.put(job)
+
     def _cancel(self, request_id: int) -> None:
-        if self._requests.pop(request_id, None):
+        if self._requests.pop(request_id, None) or request_id in self._jobs:
+            self._jobs.discard(request_id)
             self._engine_inbox.put(Remove(request_id))
         else:
             # Its prompt may still come out of the prompt thread, which says when it will not.
@@ -176,9 +189,20 @@ class TextThread:
             request = self._requests.get(out.sequence.id)
             if request is not None:
                 self._take(request, out)
+        for job_id, answer in step.vectors:
+            self._end_job(job_id, answer)
         for sequence, error in step.failed:
             if self._requests.pop(sequence.id, None):
                 self._fail(sequence.id, error)
+
+    def _end_job(self, job_id: int, answer: Vectors | LocalrunError) -> None:
+        if job_id not in self._jobs:
+            return
+        self._jobs.discard(job_id)
+        if isinstance(answer, Vectors):
+            self._items.append(Answered(job_id, answer))
+        else:
+            self._fail(job_id, answer)
 
     def _take(self, request: _Request, out: TokenOut) -> None:
         answer, reason = request.answer, out.reason

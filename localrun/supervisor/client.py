@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from localrun.core import Done, Event, Question, Text, Tokens
+from localrun.core import Done, Event, Question, Reply
 from localrun.errors import (
     BadRequest,
     LocalrunError,
@@ -73,7 +73,7 @@ class RunnerClient:
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
-        self._answers: dict[int, asyncio.Future[Tokens | Text]] = {}
+        self._answers: dict[int, asyncio.Future[Reply]] = {}
         self._render_timers: dict[int, asyncio.TimerHandle] = {}
         self._ended_by: LocalrunError | None = None
         self._overdue: int | None = None  # the request whose template ran past its limit
@@ -93,7 +93,7 @@ class RunnerClient:
     @property
     def is_active(self) -> bool:
         """True while it has requests."""
-        return bool(self._streams)
+        return bool(self._streams or self._answers)
 
     def share(self, n_active: int, siblings: tuple[int, ...]) -> None:
         """Tells it who else computes; see `Share`."""
@@ -119,22 +119,31 @@ class RunnerClient:
             raise BadRequest("", f"the request is too large: {error}") from None
         return stream
 
-    async def ask(self, question: Question) -> Tokens | Text:
-        """What the model's vocabulary says. Raises BadRequest, RunnerLost."""
+    async def ask(self, question: Question) -> Reply:
+        """The answer to a question about text. Raises BadRequest, RunnerLost, EngineFailed …
+
+        A caller that is cancelled ends the work.
+        """
         if self.is_lost:
             raise RunnerLost("waiting", "it had ended before the request reached it")
         request_id = next(self._ids)
-        answer: asyncio.Future[Tokens | Text] = self._loop.create_future()
+        answer: asyncio.Future[Reply] = self._loop.create_future()
         if not self._streams and not self._answers:
             self._heard_at_s = self._loop.time()
         self._answers[request_id] = answer
+        self.on_activity()
         try:
             self._connection.send(Ask(request_id, question))
             return await answer
         except FrameTooLarge as error:
             raise BadRequest("", f"the request is too large: {error}") from None
+        except asyncio.CancelledError:
+            if not self.is_lost:
+                self._connection.send(Cancel(request_id))
+            raise
         finally:
             del self._answers[request_id]
+            self.on_activity()
 
     def _forget(self, request_id: int) -> None:
         if self._streams.pop(request_id, None) and not self.is_lost:
@@ -189,7 +198,7 @@ class RunnerClient:
             case _:
                 self._follow(item)
 
-    def _settle(self, request_id: int, reply: Tokens | Text | LocalrunError) -> None:
+    def _settle(self, request_id: int, reply: Reply | LocalrunError) -> None:
         answer = self._answers.get(request_id)
         if answer is None or answer.done():  # who asked has left
             return

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from localrun.core import Call, Detokenize, Text, Tokenize, Tokens
+from localrun.core import Call, Detokenize, Reply, Text, Tokenize, Tokens
 from localrun.errors import BadRequest
 from localrun.wire.bodies import checked_options, decode, keep_alive_s, required_model
 from localrun.wire.native import TokenId
@@ -70,10 +70,11 @@ def _call(wire: _Shared) -> Call:
 _encode = msgspec.json.Encoder().encode
 
 
-def encode_reply(reply: Tokens | Text) -> bytes:
+def encode_reply(reply: Reply) -> bytes:
     """What came of it. A piece that is no whole text is a list of bytes."""
     if isinstance(reply, Text):
         return _encode({"content": reply.text})
+    assert isinstance(reply, Tokens)
     if reply.pieces is None:
         return _encode({"tokens": reply.ids})
     pairs = zip(reply.ids, reply.pieces, strict=True)

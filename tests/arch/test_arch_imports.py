@@ -76,7 +76,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.units",
         "localrun.wire",
     ),
+    "localrun.vectors": ("localrun.core",),
     "localrun.service": (
+        "localrun.vectors",
         "localrun.core",
         "localrun.spec",
         "localrun.errors",
@@ -169,6 +171,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "llama_cpp": ("localrun.runner.llama", "localrun.runner.ggml", "localrun.runner.quantize"),
     "numpy": (
         "localrun.runner.llama",
+        "localrun.runner.ggml.batch",
         "localrun.runner.ggml.logits",
         "localrun.runner.ggml.matching",
         "localrun.runner.convert",

@@ -41,7 +41,7 @@ def prepared(store: Store, verdicts: Verdicts, options: dict[str, Any], **defaul
         store, residency, ServiceDefaults(placement, n_parallel=4, **defaults), verdicts
     )
     call = Call("m", (ChatPrompt((Message("user", "hi"),)),), options)
-    return service._prepare(call, ())
+    return service._prepare(call, (), makes_text=True)
 
 
 @pytest.fixture

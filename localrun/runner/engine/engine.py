@@ -21,6 +21,7 @@ from localrun.ipc.messages import Pace, Share
 from localrun.runner.engine.cache import Holder, KvCache
 from localrun.runner.engine.context import Context
 from localrun.runner.engine.cost_model import CostModel
+from localrun.runner.engine.embedder import Answer, Embedder, EmbedJob
 from localrun.runner.engine.evaluation import NO_CELLS, Evaluator
 from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.meter import Meter
@@ -83,6 +84,11 @@ class StepOutput(NamedTuple):
     stats: RunnerStats | None = None
     info: RunnerInfo | None = None
     verdict: Verdict | None = None
+    vectors: tuple[Answer, ...] = ()
+
+
+# What the engine's inbox carries.
+EngineMessage = Sequence | EmbedJob | Remove | Pace | Share
 
 
 class Engine:
@@ -96,7 +102,7 @@ class Engine:
         *,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.inbox: SimpleQueue[Sequence | Remove | Pace | Share] = SimpleQueue()
+        self.inbox: SimpleQueue[EngineMessage] = SimpleQueue()
         self._model = model
         self._spec = spec
         self._emit = emit
@@ -116,6 +122,9 @@ class Engine:
         self._governor = Governor(spec.n_threads, used_cpu_s, process_cpu_s, clock_ns() / 1e9)
         self._evaluator = Evaluator(
             model, self._costs, self._meter, samplers, self._governor, clock_ns
+        )
+        self._embedder = Embedder(
+            model, spec, self._meter, lambda: self._governor.look(clock_ns() / 1e9), clock_ns
         )
         self._admitted: list[Sequence] = []
         self._tokens: list[TokenOut] = []
@@ -140,7 +149,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """True when nobody runs or waits; who is paused comes back by a message."""
-        return not (self.running or self._waiting or self._preempted)
+        return not (self.running or self._waiting or self._preempted) and self._embedder.is_idle
 
     def run(self) -> None:
         """Steps for ever; sleeps in the inbox while there is nothing to do."""
@@ -166,12 +175,13 @@ class Engine:
         for sequence in plan.preempt:
             self._preempt(sequence)
         forward_ns = self._evaluate(plan)
+        has_embedded = self._embed()
         if not plan.is_empty:
             self._expected.saw_step(preempted=bool(plan.preempt))
             self._meter.count("steps_total")
             host_ns = self._clock_ns() - began_ns - forward_ns
             self._meter.count("step_host_seconds_total", host_ns / 1e9)
-        if changed or not plan.is_empty or self._failed:
+        if changed or not plan.is_empty or self._failed or has_embedded:
             self._emit_step()
             return True
         return False
@@ -192,6 +202,8 @@ class Engine:
             changed = True
             if isinstance(message, Remove):
                 self._remove(message)
+            elif isinstance(message, EmbedJob):
+                self._embedder.add(message)
             elif isinstance(message, Pace):
                 self._pace(message)
             else:
@@ -226,6 +238,7 @@ class Engine:
         waiting = self._waiting.find(message.id)
         if waiting is not None:
             self._waiting.leave(waiting)
+        self._embedder.remove(message.id)
         return None
 
     def _pace(self, message: Pace) -> None:
@@ -401,19 +414,31 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         n_batch = self._model.n_batch
-        n_prompts = sum(1 for s in self.running if s.n_pending > 1)
-        beside = self._costs.rows_beside(
-            self._target_s,
-            limit=n_batch,
-            n_prompts=n_prompts,
-            n_streams=len(self.running) - n_prompts,
-        )
-        budget = Budget(alone=n_batch, beside=beside)
+        budget = Budget(alone=n_batch, beside=self._rows_beside())
         n_free = self._cache.n_free_for(n_batch + len(self.running))
         plan = plan_step(self.running, budget, n_free, self._cache.own_cells, self._work_lost_s)
         if plan.is_empty and self.running and self._reclaim():
             return self._plan()
         return plan
+
+    def _rows_beside(self) -> int:
+        n_prompts = sum(1 for s in self.running if s.n_pending > 1)
+        return self._costs.rows_beside(
+            self._target_s,
+            limit=self._model.n_batch,
+            n_prompts=n_prompts,
+            n_streams=len(self.running) - n_prompts,
+        )
+
+    def _embed(self) -> bool:
+        """A forward for vectors, a short one beside running sequences."""
+        if self._embedder.is_idle:
+            return False
+        needs = self._model.info.needs
+        n_beside = self._rows_beside() if self.running else None
+        has_embedded = self._embedder.step(n_beside)
+        self._is_resized = self._is_resized or self._model.info.needs != needs
+        return has_embedded
 
     def _reclaim(self) -> bool:
         """Frees cells the hard way; False when only one sequence is left."""
@@ -489,6 +514,7 @@ class Engine:
             n_running=len(self.running),
             stats=self._stats_if_due(),
             info=self._model.info if self._is_resized else None,
+            vectors=self._embedder.take_answers(),
         )
         self._is_resized = False
         self._admitted.clear()

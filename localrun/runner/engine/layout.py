@@ -9,6 +9,7 @@ have. Then a self-test's verdict, if there is one.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from localrun.errors import WindowTooLarge
 from localrun.spec import KvLayout, LoadSpec
@@ -22,9 +23,21 @@ _MAX_IDS = 256
 _KV_SHARE = 0.25
 WINDOW_SHARE = 0.8
 
+# Texts that share a forward. Most texts are longer than 8 tokens, and an id costs an output row.
+_MAX_TEXTS = 64
+
+# Of contexts for vectors: what the logits of a forward may take, and of one that is as long as a
+# window has to be; and rows that there are in any case.
+_LOGITS_BYTES, _MOST_LOGITS_BYTES, _MIN_ROWS = 256 << 20, 1 << 30, 32
+_FLOAT_BYTES = 4
+
 # A window that nobody asked for is not cut below this to keep layers on a GPU: llama.cpp's own
 # bound when it fits a context, and Ollama's window for the smallest machines.
 _MIN_AUTO_N_CTX = 4096
+
+
+# How the outputs of a text's tokens become one vector, or one score. Source: llama.cpp.
+Pooling = Literal["mean", "cls", "last", "rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,36 @@ class Shape:
     n_cells: int
     flash_attention: bool | None
 
+    @property
+    def n_outputs(self) -> int:
+        """Rows whose logits are kept."""
+        return self.n_ids
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingShape:
+    """A context for vectors: texts of `n_ctx` tokens, `n_rows` tokens of `n_ids` texts a forward.
+
+    A text that `can_split` may have more tokens than a forward has rows.
+    """
+
+    n_ctx: int
+    n_rows: int
+    n_ids: int
+    pooling: Pooling
+    can_split: bool = False
+    flash_attention: bool | None = None
+
+    @property
+    def n_cells(self) -> int:
+        """A text that is split stands beside those of the next forward."""
+        return self.n_rows + (self.n_ctx if self.can_split else 0)
+
+    @property
+    def n_outputs(self) -> int:
+        """llama.cpp keeps logits of every row, wanted or not."""
+        return self.n_rows
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -46,13 +89,21 @@ class ModelFacts:
     `shares_prefixes` is False for models that cannot drop a suffix exactly (sliding windows,
     recurrent states). `n_ctx_original` is the window before its long-rope factors take over, 0
     for models without them: llama.cpp chooses them by the size of the pool. It also rounds the
-    cells of a stream up to a multiple of `pad`.
+    cells of a stream up to a multiple of `pad`. `pooling` makes vectors of outputs; a token of a
+    model that is not `is_causal` sees those behind it. With quantized weights activations are
+    quantized too, which makes a rounding of another order of sums 1e-4 of a vector: then texts
+    share no forward on a CPU. `is_on_cpu` is a model without a layer on a GPU.
     """
 
     cell_bytes: int
     shares_prefixes: bool = True
     n_ctx_original: int = 0
     pad: int = 256
+    n_vocab: int = 0
+    pooling: Pooling = "last"
+    is_causal: bool = True
+    is_quantized: bool = False
+    is_on_cpu: bool = False
 
 
 def n_ctx_max(facts: ModelFacts, free_bytes: int) -> int:
@@ -88,6 +139,27 @@ def choose_shape(
         n_ctx = min(n_ctx, n_ctx_max(facts, free_bytes))
     n_affordable = int(free_bytes * _KV_SHARE) // facts.cell_bytes
     return _shape(spec, facts, n_ctx, n_affordable, needs_split=needs_split)
+
+
+def embedding_shape(spec: LoadSpec, facts: ModelFacts, n_ctx: int) -> EmbeddingShape:
+    """The context for vectors of texts of `n_ctx` tokens, fewer where a forward has no more rows.
+
+    As many rows as the spec wants, but for a text that has to be evaluated in one piece; and no
+    more than the logits that llama.cpp reserves for each of them may take.
+    """
+    can_split = facts.is_causal and facts.pooling in ("last", "rank")
+    row_bytes = max(1, facts.n_vocab * _FLOAT_BYTES)
+    n_rows = max(_MIN_ROWS, min(spec.embed_batch, _LOGITS_BYTES // row_bytes))
+    if not can_split:
+        n_rows = max(n_rows, min(n_ctx, _MOST_LOGITS_BYTES // row_bytes))
+        n_ctx = min(n_ctx, n_rows)
+    n_texts = 1 if facts.is_quantized and facts.is_on_cpu else min(_MAX_TEXTS, n_rows)
+    flash_attention = spec.flash_attention
+    if flash_attention is None and facts.is_causal and facts.is_on_cpu:
+        # A chunk behind 1,000 tokens takes 4 times as long with it, and has other bits for each
+        # of three kinds of size. A batch of texts that see ahead takes 2.7 times as long without.
+        flash_attention = False
+    return EmbeddingShape(n_ctx, n_rows, n_texts, facts.pooling, can_split, flash_attention)
 
 
 def least_shape(spec: LoadSpec, facts: ModelFacts, n_ctx: int) -> Shape:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from localrun.memory import Split
-from localrun.runner.engine.layout import Shape
+from localrun.runner.engine.layout import EmbeddingShape, Pooling, Shape
 from localrun.runner.ggml import library
 from localrun.runner.ggml.binding import lib
 from localrun.spec import LoadSpec
 
 GGML_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 FLASH_ATTENTION_OFF, FLASH_ATTENTION_ON, FLASH_ATTENTION_AUTO = 0, 1, -1
+_POOLINGS: dict[Pooling, int] = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
 _LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
 
 # The tensors that a mixture of experts has for each expert. Source: llama.cpp's common.h.
@@ -69,8 +70,10 @@ def without_allocation(params: ModelParams) -> ModelParams:
     return params
 
 
-def context_params(spec: LoadSpec, shape: Shape) -> Any:
+def context_params(spec: LoadSpec, shape: Shape | EmbeddingShape) -> Any:
     """Parameters of a context of this shape."""
+    if isinstance(shape, EmbeddingShape):
+        return _embedding_params(spec, shape)
     params = lib.llama_context_default_params()
     params.n_ctx = shape.n_cells
     params.n_seq_max = shape.n_ids
@@ -83,6 +86,23 @@ def context_params(spec: LoadSpec, shape: Shape) -> Any:
     params.kv_unified = shape.layout == "unified"
     params.type_k = params.type_v = GGML_TYPES[spec.kv_cache_type]
     params.flash_attn_type = _flash_attention(spec, shape)
+    return params
+
+
+def _embedding_params(spec: LoadSpec, shape: EmbeddingShape) -> Any:
+    params = lib.llama_context_default_params()
+    params.embeddings = True
+    params.pooling_type = _POOLINGS[shape.pooling]
+    params.n_ctx = shape.n_cells
+    params.n_seq_max = shape.n_ids
+    # All tokens of a text have to be in one graph, and llama.cpp ends the process when there are
+    # more outputs than were reserved.
+    params.n_batch = params.n_ubatch = params.n_outputs_max = shape.n_rows
+    params.n_threads = params.n_threads_batch = spec.n_threads
+    params.swa_full = False
+    params.kv_unified = True
+    is_off = shape.flash_attention is False
+    params.flash_attn_type = FLASH_ATTENTION_OFF if is_off else FLASH_ATTENTION_AUTO
     return params
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from localrun.memory import CPU, Need, Split
 from localrun.placement.layers import Layer, Sizes, needs_of
-from localrun.runner.engine.layout import ModelFacts, Shape
+from localrun.runner.engine.layout import EmbeddingShape, ModelFacts, Shape
 from localrun.runner.ggml import library
 from localrun.runner.ggml.binding import lib
 from localrun.runner.ggml.devices import Machine
@@ -75,16 +75,16 @@ class Tensors:
 
 
 def read_needs(
-    context: Any, machine: Machine, shape: Shape, n_vocab: int
+    context: Any, machine: Machine, shape: Shape | EmbeddingShape, n_vocab: int
 ) -> dict[str, Need] | None:
     """What a context and its model have on each device; None where llama.cpp does not tell.
 
-    The logits are not in llama.cpp's sums: a row for each sequence, in RAM.
+    The logits are not in llama.cpp's sums; they are in RAM.
     """
     sums = library.breakdown(context)
     if sums is None:
         return None
-    needs = {CPU: Need(compute_bytes=shape.n_ids * n_vocab * _FLOAT_BYTES)}
+    needs = {CPU: Need(compute_bytes=shape.n_outputs * n_vocab * _FLOAT_BYTES)}
     for buffer_type, weights, kv, compute in sums:
         name = machine.home(buffer_type)
         before = needs.get(name, Need())
@@ -125,7 +125,7 @@ class Probe:
         if not self._weights:
             raise LoadRefused("llama.cpp cannot load the file")
         try:
-            self.facts: ModelFacts = read_facts(self._weights, spec)
+            self.facts: ModelFacts = read_facts(self._weights, spec, split)
         except LoadRefused:
             self.close()
             raise
@@ -145,7 +145,7 @@ class Probe:
             lib.llama_model_free(self._weights)
             self._weights = None
 
-    def measure(self, shape: Shape) -> Measured:
+    def measure(self, shape: Shape | EmbeddingShape) -> Measured:
         """What it takes with a context of this shape. Raises LoadRefused."""
         with log().reading() as lines:
             context = lib.llama_init_from_model(self._weights, context_params(self._spec, shape))
@@ -178,12 +178,14 @@ class Probe:
             for name, need in needs.items()
         }
 
-    def _added_up(self, kv: list[int], lines: Lines, shape: Shape) -> dict[str, Need]:
+    def _added_up(
+        self, kv: list[int], lines: Lines, shape: Shape | EmbeddingShape
+    ) -> dict[str, Need]:
         tensors = self._tensors
         layers = tuple(Layer(*one) for one in zip(tensors.blocks, kv, tensors.experts, strict=True))
         sizes = Sizes(layers, tensors.input_bytes, tensors.output_bytes, tensors.is_tied)
         needs = needs_of(sizes, self._split)
-        compute = {CPU: shape.n_ids * self._n_vocab * _FLOAT_BYTES}
+        compute = {CPU: shape.n_outputs * self._n_vocab * _FLOAT_BYTES}
         for buffer, kind, n_bytes in lines.buffers():
             if kind == "compute":
                 name = self._machine.home_of_name(buffer)

@@ -10,7 +10,7 @@ from localrun.errors import ContextOverflow
 
 # The longest tokens of common vocabularies are runs of 128 spaces. Text beyond this per token of
 # the window cannot fit, which is known without spending seconds on tokenizing it.
-_MAX_TOKEN_CHARS = 256
+MAX_TOKEN_CHARS = 256
 
 # What text that was never tokenized counts as, where we say how much was left out.
 _CHARS_PER_TOKEN = 4
@@ -51,8 +51,8 @@ def cut_around(
 
 def check_size(n_chars: int, n_ctx: int) -> None:
     """Raises ContextOverflow when that much text cannot fit, whatever it says."""
-    if n_chars > n_ctx * _MAX_TOKEN_CHARS:
-        raise ContextOverflow(n_chars // _MAX_TOKEN_CHARS, n_ctx, is_at_least=True)
+    if n_chars > n_ctx * MAX_TOKEN_CHARS:
+        raise ContextOverflow(n_chars // MAX_TOKEN_CHARS, n_ctx, is_at_least=True)
 
 
 def whole(messages: Sequence[Message], n_ctx: int, tokenize: Tokenize) -> Fitted:
@@ -128,8 +128,8 @@ def cut(tokens: list[int], n_ctx: int, *, n_keep: int, num_predict: int = -1) ->
 
 def shortened(text: str, n_ctx: int, num_keep: int) -> tuple[str, int]:
     """(the text as far as it can matter for `cut`, tokens that the rest may have had)."""
-    n_front = min(n_ctx, num_keep if num_keep >= 0 else n_ctx) * _MAX_TOKEN_CHARS
-    n_back = n_ctx * _MAX_TOKEN_CHARS
+    n_front = min(n_ctx, num_keep if num_keep >= 0 else n_ctx) * MAX_TOKEN_CHARS
+    n_back = n_ctx * MAX_TOKEN_CHARS
     n_left_out = len(text) - n_front - n_back
     if n_left_out <= 0:
         return text, 0
@@ -199,7 +199,7 @@ def _conceivable(messages: Sequence[Message], n_ctx: int) -> Sequence[Message]:
     n_dropped = min(max(0, len(messages) - n_ctx), last)
     n_chars = _n_chars(messages[n_dropped:])
     while n_dropped < last and (
-        n_chars > n_ctx * _MAX_TOKEN_CHARS or (n_dropped and messages[n_dropped].role == "tool")
+        n_chars > n_ctx * MAX_TOKEN_CHARS or (n_dropped and messages[n_dropped].role == "tool")
     ):
         n_chars -= len(messages[n_dropped].content)
         n_dropped += 1

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from localrun.core import SCHEMA_PATH
+from localrun.core import SCHEMA_PATH, EmbedTexts
 from localrun.errors import BadRequest, LocalrunError
 from localrun.ipc.messages import Answered, Ask, Cancel, Rendering, Submit
+from localrun.runner.engine.embedder import EmbedJob
 from localrun.runner.model import Vocab
 from localrun.runner.prompt.composer import Composer, Prepared
-from localrun.runner.prompt.questions import answer
+from localrun.runner.prompt.questions import Questions
 
 if TYPE_CHECKING:
     from localrun.runner.structured.compiler import Compiler
@@ -40,7 +41,7 @@ class Settled:
     id: int
 
 
-FromPrompt = Rendering | Prepared | Answered | Refused | Settled
+FromPrompt = Rendering | Prepared | EmbedJob | Answered | Refused | Settled
 
 
 class PromptThread:
@@ -52,9 +53,11 @@ class PromptThread:
         inbox: "SimpleQueue[Submit | Ask | Cancel]",
         tell: Callable[[FromPrompt], None],
         window: Callable[[int], int] = lambda n_ctx: n_ctx,
+        questions: Questions | None = None,
     ) -> None:
         """`window` bounds what a request asks for; it may raise errors of `localrun.errors`."""
         self._vocab = vocab
+        self._questions = questions or Questions(vocab)
         self._inbox = inbox
         self._tell = tell
         self._window = window
@@ -73,7 +76,7 @@ class PromptThread:
             wanted = self._pending.popleft()
             try:
                 if isinstance(wanted, Ask):
-                    self._tell(Answered(wanted.id, answer(wanted.question, self._vocab)))
+                    self._tell(self._asked(wanted))
                 else:
                     n_ctx = self._window(wanted.n_ctx)
                     submit = msgspec.structs.replace(wanted, n_ctx=n_ctx)
@@ -97,6 +100,11 @@ class PromptThread:
         from localrun.runner.structured.compiler import Compiler
 
         return Compiler(self._vocab)
+
+    def _asked(self, wanted: Ask) -> Answered | EmbedJob:
+        if isinstance(wanted.question, EmbedTexts):
+            return self._questions.job(wanted.id, wanted.question)
+        return Answered(wanted.id, self._questions.answer(wanted.question))
 
     def _drain(self, *, block: bool) -> None:
         try:

@@ -1,0 +1,239 @@
+"""Texts that wait for their vectors, and the forwards they go through together.
+
+Texts end all together, unlike answers, so batching is dynamic: whatever waits when a forward ends
+shares the next one, and the first of few may wait a moment for more. A text longer than a forward
+has rows goes through several where the model allows it, and beside running answers all of them
+are short. The first request makes the context. Engine thread only.
+"""
+
+import math
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from localrun.core import Vectors
+from localrun.errors import BROKEN_LOGITS, EngineFailed, LoadFailed, LocalrunError
+from localrun.runner.engine.meter import Meter
+from localrun.runner.model import Embeddings, LoadRefused, Model, Vector
+from localrun.spec import LoadSpec
+
+# The answer to a job, by its id.
+Answer = tuple[int, Vectors | LocalrunError]
+
+
+@dataclass(slots=True, eq=False)
+class EmbedJob:
+    """A request: the distinct ones among its texts as tokens, and which one stands at each place.
+
+    No text has more than `n_ctx` tokens; `n_dropped` were left out for it. `n_dims` numbers of a
+    vector are wanted, all when 0.
+    """
+
+    id: int
+    texts: list[list[int]]
+    places: list[int]
+    n_ctx: int
+    n_dims: int = 0
+    n_dropped: int = 0
+    vectors: dict[int, Vector] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    job: EmbedJob
+    number: int
+    arrived_ns: int
+    n_done: int = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.job.texts[self.number]
+
+    @property
+    def n_left(self) -> int:
+        return len(self.tokens) - self.n_done
+
+
+def plan_rows(
+    n_left: Sequence[int], n_rows: int, n_texts: int, *, can_split: bool, most: int
+) -> list[int]:
+    """How many rows the first of the texts that wait get in the next forward. Pure.
+
+    `n_left` tokens of each are still to do. `n_rows` is what a forward should have, `most` what
+    it can have: a text that must not be split gets its rows in any case. One that is split has a
+    forward for itself, but for its end, which is the first of several.
+    """
+    rows: list[int] = []
+    left = n_rows
+    for n in n_left[:n_texts]:
+        if n > left and rows:
+            break
+        # A row that is evaluated alone has other last bits than one among others.
+        room = left - (n == left + 1 and left > 1) if can_split else most
+        rows.append(min(n, room))
+        left -= rows[-1]
+        if left <= 0:
+            break
+    return rows
+
+
+class Embedder:
+    """Owns the jobs from arrival to answer."""
+
+    def __init__(
+        self,
+        model: Model,
+        spec: LoadSpec,
+        meter: Meter,
+        n_threads: Callable[[], int],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._model = model
+        self._delay_ns = int(spec.embed_delay_s * 1e9)
+        self._meter = meter
+        self._n_threads = n_threads
+        self._clock_ns = clock_ns
+        self._jobs: dict[int, EmbedJob] = {}
+        self._waiting: list[_Text] = []  # in order of arrival; only the first may be begun
+        self._answers: list[Answer] = []
+        self._context: Embeddings | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing waits, and every answer was taken."""
+        return not self._jobs and not self._answers
+
+    @property
+    def n_jobs(self) -> int:
+        """Requests without an answer."""
+        return len(self._jobs)
+
+    def add(self, job: EmbedJob) -> None:
+        """Puts its texts at the end of the line."""
+        self._jobs[job.id] = job
+        now_ns = self._clock_ns()
+        self._waiting += [_Text(job, number, now_ns) for number in range(len(job.texts))]
+        self._end_if_done(job)
+
+    def remove(self, job_id: int) -> None:
+        """Nobody waits for it any more; an unknown one is no error."""
+        if job := self._jobs.pop(job_id, None):
+            self._drop(job)
+
+    def take_answers(self) -> tuple[Answer, ...]:
+        """What has come out since the last call."""
+        answers, self._answers = tuple(self._answers), []
+        return answers
+
+    def step(self, n_beside: int | None) -> bool:
+        """One forward, of `n_beside` rows or so beside running answers; False for none."""
+        if not self._waiting:
+            return False
+        try:
+            context = self._open(max(job.n_ctx for job in self._jobs.values()))
+        except LoadRefused as error:
+            for job in list(self._jobs.values()):
+                self._fail(job, LoadFailed(str(error)))
+            return True
+        shape = context.shape
+        n_rows = shape.n_rows if n_beside is None else min(shape.n_rows, n_beside)
+        n_left = [text.n_left for text in self._waiting[: shape.n_ids]]
+        rows = plan_rows(n_left, n_rows, shape.n_ids, can_split=shape.can_split, most=shape.n_rows)
+        if sum(rows) == sum(n_left) and sum(rows) < n_rows and not self._is_due():
+            return False
+        context.use_threads(self._n_threads())
+        self._forward(context, list(zip(self._waiting, rows, strict=False)))
+        return True
+
+    def _open(self, n_ctx: int) -> Embeddings:
+        context = self._model.embeddings(n_ctx)
+        if context is not self._context:
+            self._context = context
+            self._waiting[0].n_done = 0  # its rows are gone with the one before
+        return context
+
+    def _is_due(self) -> bool:
+        return self._clock_ns() - self._waiting[0].arrived_ns >= self._delay_ns
+
+    def _forward(self, context: Embeddings, pieces: list[tuple[_Text, int]]) -> None:
+        """Evaluates rows of texts. Those that fail together are tried one by one."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        ids: list[int] = []
+        if not pieces[0][0].n_done:
+            context.forget(0)  # of a text that was begun, and that nobody waits for any more
+        for number, (text, n) in enumerate(pieces):
+            tokens += text.tokens[text.n_done : text.n_done + n]
+            positions += range(text.n_done, text.n_done + n)
+            ids += [number] * n
+        began_ns = self._clock_ns()
+        code = context.forward(tokens, positions, ids)
+        if code != 0:
+            self._after_failure(context, pieces, code)
+            return
+        self._meter.observe("embed_seconds", (self._clock_ns() - began_ns) / 1e9)
+        self._meter.count("embed_tokens_total", len(tokens))
+        for number, (text, n) in enumerate(pieces):
+            text.n_done += n
+            # One that goes on is alone, so its number stays.
+            if not text.n_left:
+                self._take(text, context.vector(number), is_rank=context.shape.pooling == "rank")
+                context.forget(number)
+        self._waiting = [text for text in self._waiting if text.n_left]
+
+    def _after_failure(
+        self, context: Embeddings, pieces: list[tuple[_Text, int]], code: int
+    ) -> None:
+        self._meter.count("forward_errors_total")
+        for number in range(len(pieces)):
+            context.forget(number)
+        if len(pieces) == 1:
+            self._fail(pieces[0][0].job, EngineFailed(code))
+            return
+        for text, n in pieces:
+            if text.job.id in self._jobs:
+                self._forward(context, [(text, n)])
+
+    def _take(self, text: _Text, vector: Vector, *, is_rank: bool) -> None:
+        job = text.job
+        if job.id not in self._jobs:
+            return
+        if not math.isfinite(math.hypot(*vector)):
+            self._fail(job, EngineFailed(BROKEN_LOGITS))
+            return
+        self._meter.count("embed_texts_total")
+        job.vectors[text.number] = vector if is_rank else unit(vector, job.n_dims)
+        self._end_if_done(job)
+
+    def _end_if_done(self, job: EmbedJob) -> None:
+        if len(job.vectors) < len(job.texts):
+            return
+        del self._jobs[job.id]
+        vectors = [job.vectors[number] for number in job.places]
+        n_tokens = sum(len(job.texts[number]) for number in job.places)
+        data = b"".join(map(_little_endian, vectors))
+        n_dims = len(vectors[0]) if vectors else 0
+        self._answers.append((job.id, Vectors(data, n_dims, n_tokens, job.n_dropped)))
+
+    def _fail(self, job: EmbedJob, error: LocalrunError) -> None:
+        del self._jobs[job.id]
+        self._drop(job)
+        self._answers.append((job.id, error))
+
+    def _drop(self, job: EmbedJob) -> None:
+        self._waiting = [text for text in self._waiting if text.job is not job]
+
+
+def unit(vector: Vector, n_dims: int = 0) -> Vector:
+    """The vector, cut to `n_dims` numbers unless 0 or more, with length 1; zeros stay zeros."""
+    cut = vector[: n_dims or None]
+    length = math.hypot(*cut)
+    return array("f", (number / length for number in cut)) if length else cut
+
+
+def _little_endian(vector: Vector) -> bytes:
+    if sys.byteorder == "big":
+        vector = vector[:]
+        vector.byteswap()
+    return vector.tobytes()

@@ -1,0 +1,65 @@
+"""A context for vectors, on weights that are loaded: in one for text, pooled outputs abort.
+
+The pooled outputs of all sequences of a forward are there until the next one.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from localrun.memory import Need
+from localrun.runner.engine.layout import EmbeddingShape
+from localrun.runner.ggml.batch import Batch
+from localrun.runner.ggml.binding import lib
+from localrun.runner.model import Vector
+
+
+class LlamaEmbeddings:
+    """See `model.Embeddings`."""
+
+    def __init__(
+        self, ctx: Any, weights: Any, shape: EmbeddingShape, needs: dict[str, Need]
+    ) -> None:
+        """Owns `ctx`; `needs` are those of the weights and of it."""
+        self._ctx = ctx
+        self.shape = shape
+        self.needs = needs
+        is_rank = shape.pooling == "rank"
+        size = lib.llama_model_n_cls_out if is_rank else lib.llama_model_n_embd_out
+        self.n_dims = int(size(weights))
+        self._memory = lib.llama_get_memory(ctx)  # models that see ahead have none
+        self._batch = Batch(shape.n_rows)
+        self._n_threads = 0
+
+    def close(self) -> None:
+        """Frees the context. Nothing else may be called afterwards."""
+        lib.llama_free(self._ctx)
+
+    def use_threads(self, n: int) -> None:
+        """Compute threads; see `Embeddings.use_threads`."""
+        if n != self._n_threads:
+            self._n_threads = n
+            lib.llama_set_n_threads(self._ctx, n, n)
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], ids: Sequence[int]) -> int:
+        """Evaluates rows; see `Embeddings.forward`."""
+        if not 0 < len(tokens) <= self.shape.n_rows:
+            raise ValueError(f"{len(tokens)} rows do not fit a batch of {self.shape.n_rows}")
+        if min(ids) < 0 or max(ids) >= self.shape.n_ids:
+            raise ValueError(f"ids {ids} are not all below {self.shape.n_ids}")
+        self._batch.fill(tokens, positions, ids, [True] * len(tokens))
+        code = int(lib.llama_decode(self._ctx, self._batch.struct))
+        lib.llama_synchronize(self._ctx)  # so that whoever measures the call measures the work
+        return code
+
+    def vector(self, number: int) -> Vector:
+        """The pooled output of a sequence; see `Embeddings.vector`."""
+        found = lib.llama_get_embeddings_seq(self._ctx, number)
+        if not found:
+            raise ValueError(f"the last forward had no sequence {number}")
+        return array("f", found[: self.n_dims])
+
+    def forget(self, number: int) -> None:
+        """Frees the cells of a sequence; see `Embeddings.forget`."""
+        if self._memory:
+            lib.llama_memory_seq_rm(self._memory, number, -1, -1)
