@@ -5,6 +5,7 @@ the times per output token is taken within a round. Beside it: what the vocabula
 cost before the first token.
 """
 
+import asyncio
 import json
 import statistics
 import time
@@ -17,11 +18,11 @@ from typing import Any
 import psutil
 
 from bench import rig, servers
-from bench.load import measure
 from bench.prompts import prompts
 from bench.rig import Watch, cpu_s, in_turn, model_path, running, say
 from bench.servers import Localrun, Server, Setup
-from cli.bench.answers import Endpoint
+from cli.bench.answers import Answer, Endpoint, Outcome, Request
+from cli.bench.load import closed_loop
 
 _WINDOW = 2048
 _N_TOKENS = 96
@@ -84,25 +85,32 @@ def _ratios(
     form = {"type": "json_schema", "json_schema": {"name": "story", "schema": SCHEMA}}
     found = []
     for way, options in (("greedy", {"temperature": 0}), ("drawn", {"temperature": 1, "seed": 1})):
-        rates = {}
+        tpots_s = {}
         kinds = [("free", {}), ("schema", {"response_format": form})]
         for kind, extra in kinds if index % 2 else kinds[::-1]:
             asked = replace(endpoint, extra={**endpoint.extra, **options, **extra})
             # Not the same twice: what is in a prefix cache delays no stream by its prompt.
-            first, *texts = prompts(1 + max(2, n_streams), f"{index} {way} {kind}")
-            measure(asked, [first], n_clients=1, n_tokens=_N_TOKENS)
+            first, *texts = prompts(1 + max(4, n_streams), f"{index} {way} {kind}")
+            _tpot_s(asked, [first], 1)
             watch, before_s = Watch(), sum(map(cpu_s, server.processes().values()))
-            figure = measure(asked, texts, n_clients=n_streams, n_tokens=_N_TOKENS)
+            tpots_s[kind] = _tpot_s(asked, texts, n_streams)
             spent_s = sum(map(cpu_s, server.processes().values())) - before_s
-            others = watch.foreign_share(spent_s + figure.client_cpu_s)
-            rates[kind] = figure.decode_rate
             say(
-                f"  {server.name}, {n_streams} streams, {way}, {kind}: decode "
-                f"{figure.decode_rate:.1f} tok/s, {figure.fewest} to {figure.most} tokens; "
-                f"others' CPU {others:.1%}"
+                f"  {server.name}, {n_streams} streams, {way}, {kind}: "
+                f"{tpots_s[kind] * 1e3:.1f} ms per token; others' CPU "
+                f"{watch.foreign_share(spent_s):.1%}"
             )
-        found.append((way, rates["free"] / rates["schema"]))
+        found.append((way, tpots_s["schema"] / tpots_s["free"]))
     return found
+
+
+def _tpot_s(endpoint: Endpoint, texts: Sequence[str], n_clients: int) -> float:
+    """The median over answers that are long enough: a base model may end free text at once."""
+    outcomes: list[Outcome] = []
+    requests = [Request(text, _N_TOKENS) for text in texts]
+    asyncio.run(closed_loop(endpoint, requests, n_clients, outcomes.append))
+    answers = [one for one in outcomes if isinstance(one, Answer) and one.n_tokens > _N_TOKENS / 2]
+    return statistics.median([tpot_s for one in answers if (tpot_s := one.tpot_s) is not None])
 
 
 # ---- before the first token
