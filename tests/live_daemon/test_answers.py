@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from live import Daemon, chat_body, wait_until
 
+from localrun.runner.fake import FakeVocab
+
 Start = Callable[..., Daemon]
 Fake = Callable[..., Path]
 
@@ -208,7 +210,7 @@ def test_a_prompt_has_one_bos_if_the_model_or_its_template_wants_one(
     body = {"model": "m", "prompt": "hi", "stream": False}
     answer = daemon.json("POST", "/api/generate", body)
     tokens = answer["context"][: answer["prompt_eval_count"]]
-    assert tokens == [50_001] * wants_bos + list(b"hi")
+    assert tokens == [FakeVocab.bos] * wants_bos + list(b"hi")
     for typed, n_bos in (("hi", adds_bos), ("<bos>hi", 1)):
         raw = {"model": "m", "prompt": typed, "raw": True, "stream": False}
         assert daemon.json("POST", "/api/generate", raw)["prompt_eval_count"] == 2 + n_bos
