@@ -230,8 +230,8 @@ class Call(Struct, frozen=True):
     `cuts` and `shifts` are those of `Overflow`; `cuts` None follows the setting.
     `client` is whom requests are shared out fairly among, an API key or an address; prefixes are
     shared within a `scope` only. `top_logprobs` as in `SamplingParams`. The answer's text matches
-    `schema`, the text of a JSON Schema with its keys as sent; None leaves it free. The client
-    calls that field `schema_path`.
+    `schema`, the text of a JSON Schema with its keys as sent; None leaves it free. `places` says
+    how the client's dialect calls the fields `format` and `think` of Ollama's, for refusals.
     """
 
     model: str
@@ -249,7 +249,7 @@ class Call(Struct, frozen=True):
     n_each: int = 1
     top_logprobs: int | None = None
     schema: str | None = None
-    schema_path: str = SCHEMA_PATH
+    places: dict[str, str] = {}
 
     @property
     def n_choices(self) -> int:

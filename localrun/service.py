@@ -18,7 +18,6 @@ from typing import Protocol
 import msgspec
 
 from localrun.core import (
-    SCHEMA_PATH,
     Call,
     ChatPrompt,
     Done,
@@ -346,7 +345,9 @@ class _Answer:
             await self._try_again(error)
         except Unsupported as error:
             # A runner knows what its model lacks, but not how the model is called.
-            raise Unsupported(self._call.model, error.capability, error.path) from None
+            raise Unsupported(
+                self._call.model, error.capability, _client_path(error.path, self._call)
+            ) from None
         except BadRequest as error:
             raise BadRequest(_client_path(error.path, self._call), error.problem) from None
 
@@ -478,9 +479,9 @@ def _with_model_messages(prompt: Prompt, call_system: str | None, record: Record
 
 
 def _client_path(path: str, call: Call) -> str:
-    """A path in the words of the call's dialect: a runner calls the schema as Ollama does."""
-    is_in_schema = path == SCHEMA_PATH or path.startswith(f"{SCHEMA_PATH}.")
-    return call.schema_path + path.removeprefix(SCHEMA_PATH) if is_in_schema else path
+    """A path in the words of the call's dialect: a runner calls all fields as Ollama does."""
+    field, dot, rest = path.partition(".")
+    return call.places.get(field, field) + dot + rest
 
 
 def _timed(done: Done, began_ns: int, load_ns: int) -> Done:

@@ -19,7 +19,7 @@ from localrun.wire.openai import (
     options_of,
     request_of,
 )
-from localrun.wire.structure import RESPONSE_SCHEMA, schema_of_response_format
+from localrun.wire.structure import PLACES, schema_of_response_format
 
 # As many as eight prompts with the largest `n`. The queue limit counts a request once, however
 # many sequences it asks for, so something else has to bound them.
@@ -52,7 +52,7 @@ def decode_completions(body: bytes) -> CompletionRequest:
         # One number for both; OpenAI itself gives 5 at most. 0 is the token alone.
         top_logprobs=wanted_logprobs(wire.logprobs is not None, wire.logprobs, "logprobs"),
         schema=schema_of_response_format(wire.response_format),
-        schema_path=RESPONSE_SCHEMA,
+        places=PLACES,
     )
     if call.n_choices > MAX_CHOICES:
         raise BadRequest(

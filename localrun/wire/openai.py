@@ -22,7 +22,7 @@ from localrun.wire.bodies import (
     without_effect,
 )
 from localrun.wire.openai_messages import WireMessage, message_of
-from localrun.wire.structure import RESPONSE_SCHEMA, schema_of_response_format
+from localrun.wire.structure import PLACES, schema_of_response_format
 from localrun.wire.thinking import Reasoning, think_of_effort
 from localrun.wire.tools import OPENAI_NAME_CHARS, ToolDefinition, chosen, tools_of
 
@@ -110,7 +110,7 @@ def decode_chat_completions(body: bytes) -> CompletionRequest:
         n_each=n_each(wire),
         top_logprobs=wanted_logprobs(wire.logprobs, wire.top_logprobs, "top_logprobs"),
         schema=schema_of_response_format(wire.response_format),
-        schema_path=RESPONSE_SCHEMA,
+        places=PLACES,
     )
     return request_of(wire, call, body, ("top_logprobs",) if _is_vain(wire) else ())
 

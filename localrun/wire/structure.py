@@ -21,6 +21,9 @@ _ANY_OBJECT = '{"type":"object"}'
 # Where OpenAI's clients put a schema. The native one is `core.SCHEMA_PATH`.
 RESPONSE_SCHEMA = "response_format.json_schema.schema"
 
+# See `core.Call.places`.
+PLACES = {SCHEMA_PATH: RESPONSE_SCHEMA, "think": "reasoning_effort"}
+
 
 def schema_of_format(value: Any) -> str | None:
     """The schema that a native `format` stands for; None for free text. Raises BadRequest."""

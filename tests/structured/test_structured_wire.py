@@ -106,7 +106,7 @@ def test_openai_names_the_place_in_its_own_words() -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "response_format": wanted}
     call = decode_chat_completions(json.dumps(body).encode()).call
-    assert (call.schema, call.schema_path) == (TEXT, RESPONSE_SCHEMA)
+    assert (call.schema, call.places["format"]) == (TEXT, RESPONSE_SCHEMA)
 
 
 def test_a_schema_nested_beyond_measure_is_a_bad_request() -> None:
