@@ -218,3 +218,10 @@ class Shown(Struct):
     projector_info: dict[str, Any] = field(default_factory=dict)
     requires: str = ""
     problem: str = ""
+
+
+class EmbedReply(Struct):
+    """Of /api/embed: a vector for each text; so many tokens of them were left out."""
+
+    embeddings: list[list[float]] = field(default_factory=list)
+    prompt_dropped_count: int = 0

@@ -19,7 +19,7 @@ from cli.context import Context
 from cli.errors import ApiError, Failed, Usage, explaining_missing
 from cli.job import Job
 from cli.render import dropped, stats
-from cli.replies import GenerateLine
+from cli.replies import EmbedReply, GenerateLine, Shown
 from cli.sources import expanded, no_file
 from cli.thinking import ThinkingView, think_value
 from localrun.units import parse_duration_s
@@ -31,6 +31,7 @@ class RunOptions:
     """`keep_alive`, `format` and `think` are wire values, None when not given.
 
     `words` form the prompt. A schema may still be in a file, whose path `format` is then.
+    `truncate` and `dimensions` are for models that make vectors.
     """
 
     model: str
@@ -40,11 +41,23 @@ class RunOptions:
     verbose: bool = False
     think: bool | str | None = None
     hides_thinking: bool = False
+    truncate: bool | None = None
+    dimensions: int | None = None
 
     @property
     def request(self) -> dict[str, Any]:
         """The fields of a request that stands for itself."""
         fields = {"keep_alive": self.keep_alive, "format": self.format, "think": self.think}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def embed_request(self) -> dict[str, Any]:
+        """The fields of a request for a vector."""
+        fields = {
+            "keep_alive": self.keep_alive,
+            "truncate": self.truncate,
+            "dimensions": self.dimensions,
+        }
         return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -88,6 +101,18 @@ def run(  # noqa: PLR0913  the options of the program
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show timings on standard error.")
     ] = False,
+    truncate: Annotated[
+        bool | None,
+        typer.Option(
+            "--truncate/--no-truncate",
+            help="Of a model for vectors: cut a text that is too long, or refuse it.",
+            show_default=False,
+        ),
+    ] = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option("--dimensions", min=0, help="Of a model for vectors: so many numbers."),
+    ] = None,
     nowordwrap: Annotated[
         bool, typer.Option("--nowordwrap", hidden=True, help="Accepted; nothing is wrapped.")
     ] = False,
@@ -102,12 +127,16 @@ def run(  # noqa: PLR0913  the options of the program
         verbose,
         _think(think),
         hidethinking,
+        truncate,
+        dimensions,
     )
     return partial(run_run, options)
 
 
 def run_run(options: RunOptions, context: Context) -> int:
     """Answers once, converses on a terminal, or only loads when there is nothing to ask.
+
+    Of a model that makes vectors it prints that of the prompt.
 
     A model that is not here is pulled first. Raises: ApiError (404: it cannot be had, with what to
     do), Usage, Failed and `connect`'s.
@@ -126,6 +155,28 @@ def run_run(options: RunOptions, context: Context) -> int:
 
 
 def _run_once(options: RunOptions, prompt: str, context: Context) -> int:
+    try:
+        return _run_text(options, prompt, context)
+    except ApiError as error:
+        # Nobody asks beforehand what a model can: most make text.
+        if error.status != 400 or not _makes_vectors(options.model, context):
+            raise
+    if not prompt:
+        raise Usage("a model for vectors needs a text: localrun run MODEL TEXT")
+    body = {"model": options.model, "input": prompt, **options.embed_request}
+    reply = context.connect().post("/api/embed", body, EmbedReply)
+    context.say(msgspec.json.encode(reply.embeddings[0]).decode())
+    if n_dropped := reply.prompt_dropped_count:
+        context.note(f"warning: the last {n_dropped} tokens of the text do not fit the model")
+    return 0
+
+
+def _makes_vectors(model: str, context: Context) -> bool:
+    found = context.connect().post("/api/show", {"model": model}, Shown)
+    return "embedding" in found.capabilities
+
+
+def _run_text(options: RunOptions, prompt: str, context: Context) -> int:
     if prompt:
         _answer_once(options, prompt, context)
     elif context.stdin.isatty() and context.stdout.isatty():
