@@ -17,9 +17,10 @@ from bench.report import table
 from bench.rig import model_path, say
 from cli.bench.prompts import Prompter
 from localrun.core import SamplingParams
-from localrun.runner.engine.engine import Engine, StepOutput
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import StepOutput
 from localrun.runner.llama import LlamaModel
 from localrun.spec import KvLayout, LoadSpec
 

@@ -29,8 +29,8 @@ from localrun.ipc.messages import (
     Waiting,
 )
 from localrun.runner.engine.embedder import EmbedJob
-from localrun.runner.engine.engine import EngineMessage, Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import EngineMessage, Remove, StepOutput, TokenOut
 from localrun.runner.model import Likelihoods, Vocab
 from localrun.runner.output.answer import AnswerReader
 from localrun.runner.prompt.composer import Prepared

@@ -9,8 +9,9 @@ import pytest
 from live import Daemon
 
 from localrun.core import SamplingParams
-from localrun.runner.engine.engine import Engine, StepOutput
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import StepOutput
 from localrun.runner.llama import LlamaModel
 from localrun.spec import LoadSpec
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from localrun.core import ChatPrompt, Done, Message, RawPrompt, SamplingParams, TextDelta
 from localrun.ipc.messages import Cancel, Outbox, Share, Submit
-from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import Remove, StepOutput, TokenOut
 from localrun.runner.fake import FakeVocab, Script
 from localrun.runner.prompt.prepare import PromptThread
 from localrun.runner.text import TextThread

@@ -8,8 +8,9 @@ import pytest
 
 from localrun.core import SamplingParams
 from localrun.ipc.messages import Pace
-from localrun.runner.engine.engine import Engine, Remove, StepOutput
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import Remove, StepOutput
 from localrun.runner.fake import FakeModel
 from localrun.spec import LoadSpec
 

@@ -11,9 +11,10 @@ import pytest
 
 from localrun.core import SamplingParams
 from localrun.errors import BROKEN_LOGITS, EngineFailed
-from localrun.runner.engine.engine import Engine, StepOutput
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import StepOutput
 from localrun.runner.llama import LlamaModel
 from localrun.runner.model import LoadRefused
 from localrun.spec import LoadSpec

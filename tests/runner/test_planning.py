@@ -15,8 +15,9 @@ from localrun.ipc.messages import Planned
 from localrun.memory import CPU, Plan, Split
 from localrun.placement.layers import GPU_MARGIN_BYTES
 from localrun.runner import library as library_module
-from localrun.runner.engine.engine import Engine, StepOutput
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import StepOutput
 from localrun.runner.library import LlamaLibrary
 from localrun.runner.llama import LlamaModel
 from localrun.runner.model import LoadRefused, Model, NoMemory

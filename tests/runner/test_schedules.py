@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrun.core import SamplingParams
-from localrun.runner.engine.engine import Engine, Remove, StepOutput, TokenOut
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import Remove, StepOutput, TokenOut
 from localrun.runner.fake import FakeModel
 from localrun.runner.model import State
 from localrun.spec import LoadSpec

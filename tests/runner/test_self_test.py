@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from localrun.core import SamplingParams
-from localrun.runner.engine.engine import Engine, StepOutput
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.self_test import Trial, judge, self_test
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import StepOutput
 from localrun.runner.fake import FakeModel
 from localrun.spec import LoadSpec, Verdict
 

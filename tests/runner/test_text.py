@@ -16,7 +16,7 @@ from localrun.ipc.messages import (
     Submit,
     Waiting,
 )
-from localrun.runner.engine.engine import Remove, StepOutput, TokenOut
+from localrun.runner.engine.traffic import Remove, StepOutput, TokenOut
 from localrun.runner.prompt.composer import Prepared
 from localrun.runner.prompt.prepare import Settled
 

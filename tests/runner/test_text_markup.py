@@ -16,7 +16,7 @@ from localrun.core import (
 )
 from localrun.ipc.messages import Failed, Progressed, Submit
 from localrun.runner import fake
-from localrun.runner.engine.engine import Remove, TokenOut
+from localrun.runner.engine.traffic import Remove, TokenOut
 from localrun.runner.model import Likelihoods
 
 NOW = Tool("now", "Tells the time.")

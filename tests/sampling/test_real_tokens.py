@@ -12,8 +12,9 @@ from live import Daemon, wait_until
 from text_routes import ROUTES, Route
 
 from localrun.core import SamplingParams
-from localrun.runner.engine.engine import Engine, StepOutput
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import StepOutput
 from localrun.runner.llama import LlamaModel
 from localrun.runner.model import Likelihoods
 from localrun.spec import LoadSpec

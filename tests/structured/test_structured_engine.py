@@ -9,8 +9,9 @@ import pytest
 
 from localrun.core import SamplingParams
 from localrun.errors import FormatFailed, LocalrunError
-from localrun.runner.engine.engine import Engine, StepOutput
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.sequence import Sequence
+from localrun.runner.engine.traffic import StepOutput
 from localrun.runner.fake import FakeModel
 from localrun.runner.structured.compiler import Compiler
 from localrun.runner.structured.constraint import Constraint, ThinkTags, json_grammar

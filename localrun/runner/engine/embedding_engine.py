@@ -7,16 +7,16 @@ from queue import Empty, SimpleQueue
 from localrun.errors import Unsupported
 from localrun.ipc.messages import Share
 from localrun.runner.engine.embedder import Embedder, EmbedJob
-from localrun.runner.engine.engine import EngineMessage, Remove, StepOutput
 from localrun.runner.engine.meter import Meter
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
+from localrun.runner.engine.traffic import EngineMessage, Remove, Report, StepOutput
 from localrun.runner.measure import process_cpu_s, used_cpu_s
 from localrun.runner.model import Model
 from localrun.spec import LoadSpec
 
-# How often to look whether texts have waited long enough, and how often the counters travel.
-_LOOK_S, _STATS_INTERVAL_S = 0.001, 0.5
+# How often to look whether texts have waited long enough.
+_LOOK_S = 0.001
 
 
 class EmbeddingEngine:
@@ -41,7 +41,7 @@ class EmbeddingEngine:
         self._embedder = Embedder(
             model, spec, self._meter, lambda: self._governor.look(clock_ns() / 1e9), clock_ns
         )
-        self._stats_sent_s = 0.0
+        self._report = Report(self._meter, self._gauges, clock_ns)
         self._n_running = 0  # as emitted last
         model.embeddings(spec.n_ctx)
 
@@ -62,21 +62,9 @@ class EmbeddingEngine:
         n_running = min(self._embedder.n_jobs, self._n_slots)
         if has_embedded or answers or n_running != self._n_running:
             self._n_running = n_running
-            info = self._model.info
-            now_s = self._clock_ns() / 1e9
-            is_due = self._embedder.is_idle or now_s - self._stats_sent_s > _STATS_INTERVAL_S
-            self._stats_sent_s = now_s if is_due else self._stats_sent_s
-            self._emit(
-                StepOutput(
-                    (),
-                    (),
-                    (),
-                    n_running=n_running,
-                    stats=self._meter.stats(self._gauges()) if is_due else None,
-                    info=info if info.needs != needs else None,
-                    vectors=answers,
-                )
-            )
+            info = self._model.info if self._model.info.needs != needs else None
+            is_last = self._embedder.is_idle
+            self._emit(self._report.take(n_running, info, answers, is_last=is_last))
         return has_embedded
 
     def _gauges(self) -> dict[str, float]:

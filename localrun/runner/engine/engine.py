@@ -11,17 +11,14 @@ import itertools
 import time
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
-from localrun.core import DoneReason
 from localrun.errors import NO_TOKEN, EngineFailed, FormatFailed, LocalrunError
 from localrun.ipc.messages import Pace, Share
 from localrun.runner.engine.cache import Holder, KvCache
 from localrun.runner.engine.context import Context
 from localrun.runner.engine.cost_model import CostModel
-from localrun.runner.engine.embedder import Answer, Embedder, EmbedJob
+from localrun.runner.engine.embedder import Embedder, EmbedJob
 from localrun.runner.engine.evaluation import NO_CELLS, Evaluator
 from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.meter import Meter
@@ -40,55 +37,16 @@ from localrun.runner.engine.scheduler import (
 from localrun.runner.engine.self_test import self_test
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
+from localrun.runner.engine.traffic import EngineMessage, Remove, Report, StepOutput, TokenOut
 from localrun.runner.measure import process_cpu_s, used_cpu_s
 from localrun.runner.model import Likelihoods, Model
-from localrun.spec import LoadSpec, RunnerInfo, RunnerStats, Verdict
+from localrun.spec import LoadSpec, RunnerStats, Verdict
 
 # One in so many cells stays free when sequences are admitted, as vLLM's watermark.
 _RESERVE_PART = 100
 
 # A self-test starts after so long without work, and is given up after so many interruptions.
 _TEST_AFTER_S, _MAX_TESTS = 1.0, 3
-
-# How often the counters travel while sequences run.
-_STATS_INTERVAL_NS = 500_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """The sequence is over for its reader: it left, or its text reached a stop string."""
-
-    id: int
-    is_cancel: bool = True
-
-
-class TokenOut(NamedTuple):
-    """One step's result for one sequence: `token` None when it ended without another token.
-
-    `likelihoods` of the token, if the request wants them.
-    """
-
-    sequence: Sequence
-    token: int | None
-    reason: DoneReason | None
-    likelihoods: Likelihoods | None = None
-
-
-class StepOutput(NamedTuple):
-    """What one step did, for the text thread. `failed` sequences are gone."""
-
-    admitted: tuple[Sequence, ...]
-    tokens: tuple[TokenOut, ...]
-    failed: tuple[tuple[Sequence, LocalrunError], ...]
-    n_running: int
-    stats: RunnerStats | None = None
-    info: RunnerInfo | None = None
-    verdict: Verdict | None = None
-    vectors: tuple[Answer, ...] = ()
-
-
-# What the engine's inbox carries.
-EngineMessage = Sequence | EmbedJob | Remove | Pace | Share
 
 
 class Engine:
@@ -126,16 +84,13 @@ class Engine:
         self._embedder = Embedder(
             model, spec, self._meter, lambda: self._governor.look(clock_ns() / 1e9), clock_ns
         )
-        self._admitted: list[Sequence] = []
-        self._tokens: list[TokenOut] = []
-        self._failed: list[tuple[Sequence, LocalrunError]] = []
+        self._report = Report(self._meter, self.gauges, clock_ns)
         self._match: Match[Holder] | None = None  # of the sequence that was looked at last
         self._is_full = False  # nobody who waits fits, until somebody leaves
         self._is_short = False  # a forward found fewer cells than the books say; nobody comes in
         self._is_changed = False  # somebody came: another context may be needed
         self._is_resized = False
         self._target_s = spec.tpot_target_ms / 1e3 if spec.tpot_target_ms else None
-        self._stats_sent_ns = 0
 
     @property
     def shape(self) -> Shape:
@@ -181,7 +136,7 @@ class Engine:
             self._meter.count("steps_total")
             host_ns = self._clock_ns() - began_ns - forward_ns
             self._meter.count("step_host_seconds_total", host_ns / 1e9)
-        if changed or not plan.is_empty or self._failed or has_embedded:
+        if changed or not plan.is_empty or self._report.failed or has_embedded:
             self._emit_step()
             return True
         return False
@@ -373,7 +328,7 @@ class Engine:
         sequence.n_cached = sequence.n_done
         sequence.admitted_ns = now_ns
         insort(self.running, sequence, key=_by_arrival)
-        self._admitted.append(sequence)
+        self._report.admitted.append(sequence)
         if not sequence.sampling.is_greedy or sequence.matcher is not None:
             sequence.sampler = self._model.sampler(
                 sequence.sampling, sequence.tokens, sequence.matcher
@@ -474,7 +429,7 @@ class Engine:
         is_end = self._model.vocab.is_end(token)
         reason = sequence.take(token, is_end=is_end, now_ns=now_ns)
         out = TokenOut(sequence, None if is_end else token, reason, likelihoods)
-        self._tokens.append(out)
+        self._report.tokens.append(out)
         if reason:
             self._finish(sequence)
         elif sequence.is_window_full:
@@ -494,7 +449,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, error: LocalrunError) -> None:
         self._meter.count("requests_failed_total")
-        self._failed.append((sequence, error))
+        self._report.failed.append((sequence, error))
         self._cache.leave(sequence, keep=False)
         self._end(sequence)
 
@@ -507,27 +462,11 @@ class Engine:
     # ---- what leaves
 
     def _emit_step(self) -> None:
-        output = StepOutput(
-            tuple(self._admitted),
-            tuple(self._tokens),
-            tuple(self._failed),
-            n_running=len(self.running),
-            stats=self._stats_if_due(),
-            info=self._model.info if self._is_resized else None,
-            vectors=self._embedder.take_answers(),
-        )
+        info = self._model.info if self._is_resized else None
         self._is_resized = False
-        self._admitted.clear()
-        self._tokens.clear()
-        self._failed.clear()
-        self._emit(output)
-
-    def _stats_if_due(self) -> RunnerStats | None:
-        now_ns = self._clock_ns()
-        if now_ns - self._stats_sent_ns < _STATS_INTERVAL_NS and not self.is_idle:
-            return None
-        self._stats_sent_ns = now_ns
-        return self.stats()
+        vectors = self._embedder.take_answers()
+        n_running = len(self.running)
+        self._emit(self._report.take(n_running, info, vectors, is_last=self.is_idle))
 
     def stats(self) -> RunnerStats:
         """Everything that is counted, as it is now."""

@@ -1,0 +1,105 @@
+"""What comes into an engine and what leaves it: messages, one step's results, figures now and then.
+
+The text thread is at the other end of both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localrun.core import DoneReason
+from localrun.errors import LocalrunError
+from localrun.ipc.messages import Pace, Share
+from localrun.runner.engine.embedder import Answer, EmbedJob
+from localrun.runner.engine.meter import Meter
+from localrun.runner.engine.sequence import Sequence
+from localrun.runner.model import Likelihoods
+from localrun.spec import RunnerInfo, RunnerStats, Verdict
+
+# How often the counters travel while there is work.
+_STATS_INTERVAL_NS = 500_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The sequence is over for its reader: it left, or its text reached a stop string."""
+
+    id: int
+    is_cancel: bool = True
+
+
+class TokenOut(NamedTuple):
+    """One step's result for one sequence: `token` None when it ended without another token.
+
+    `likelihoods` of the token, if the request wants them.
+    """
+
+    sequence: Sequence
+    token: int | None
+    reason: DoneReason | None
+    likelihoods: Likelihoods | None = None
+
+
+class StepOutput(NamedTuple):
+    """What one step did, for the text thread. `failed` sequences are gone."""
+
+    admitted: tuple[Sequence, ...]
+    tokens: tuple[TokenOut, ...]
+    failed: tuple[tuple[Sequence, LocalrunError], ...]
+    n_running: int
+    stats: RunnerStats | None = None
+    info: RunnerInfo | None = None
+    verdict: Verdict | None = None
+    vectors: tuple[Answer, ...] = ()
+
+
+# What the engine's inbox carries.
+EngineMessage = Sequence | EmbedJob | Remove | Pace | Share
+
+
+class Report:
+    """What a step has done so far. Engine thread only."""
+
+    def __init__(
+        self, meter: Meter, gauges: Callable[[], dict[str, float]], clock_ns: Callable[[], int]
+    ) -> None:
+        self._meter = meter
+        self._gauges = gauges
+        self._clock_ns = clock_ns
+        self._stats_sent_ns = 0
+        self.admitted: list[Sequence] = []
+        self.tokens: list[TokenOut] = []
+        self.failed: list[tuple[Sequence, LocalrunError]] = []
+
+    def take(
+        self,
+        n_running: int,
+        info: RunnerInfo | None,
+        vectors: tuple[Answer, ...],
+        *,
+        is_last: bool,
+    ) -> StepOutput:
+        """All of it, which is forgotten here; `info` of a context that has changed.
+
+        Figures come along now and then, and with the last step before there is nothing to do.
+        """
+        output = StepOutput(
+            tuple(self.admitted),
+            tuple(self.tokens),
+            tuple(self.failed),
+            n_running,
+            self._stats_if_due(is_last=is_last),
+            info,
+            vectors=vectors,
+        )
+        self.admitted.clear()
+        self.tokens.clear()
+        self.failed.clear()
+        return output
+
+    def _stats_if_due(self, *, is_last: bool) -> RunnerStats | None:
+        now_ns = self._clock_ns()
+        if now_ns - self._stats_sent_ns < _STATS_INTERVAL_NS and not is_last:
+            return None
+        self._stats_sent_ns = now_ns
+        return self._meter.stats(self._gauges())
