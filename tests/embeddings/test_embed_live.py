@@ -300,3 +300,24 @@ def test_texts_survive_a_runner_that_dies_once(
 
 def test_vectors_without_a_text_have_no_bytes() -> None:
     assert Vectors().data == b""
+
+
+def test_more_than_may_wait_are_told_when_to_come_back(
+    start_daemon: Callable[..., Daemon], fake_model: Callable[..., Path]
+) -> None:
+    daemon = start_daemon(NUM_PARALLEL=1, MAX_QUEUE=1)
+    daemon.create("slow", fake_model(pooling="mean", is_causal=False, step_s=0.05, n_ctx_train=64))
+    embed(daemon, None, "slow")  # a request that waits for a load is in the queue as well
+    given = [f"{n:060}" for n in range(400)]
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(embed, daemon, given, "slow") for _ in range(2)]
+        wait_until(lambda: any(model["queued"] for model in daemon.ps()), "a full queue")
+        for path in ("/api/embed", "/v1/embeddings"):
+            with daemon.open("POST", path, {"model": "slow", "input": "a"}) as response:
+                assert response.status == 503
+                assert int(response.headers["Retry-After"]) > 0
+                error = json.loads(response.read())["error"]
+            text = error["message"] if path.startswith("/v1") else error
+            assert text.startswith("server busy, please try again.")
+        assert all(len(one.result()["embeddings"]) == 400 for one in working)
+    assert len(embed(daemon, "a", "slow")["embeddings"]) == 1
