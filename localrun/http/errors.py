@@ -49,6 +49,8 @@ _BAD = "invalid_request_error"
 TABLE: dict[type[Exception], Row] = {
     ours.BadRequest: Row(400, _BAD),
     ours.Unsupported: Row(400, _BAD, "unsupported"),
+    # The code is Anthropic's: its clients then send the whole conversation by themselves.
+    ours.NotRemembered: Row(400, _BAD, "thread_unsupported_request"),
     ours.ContextOverflow: Row(400, _BAD, "context_length_exceeded"),
     ours.WindowTooLarge: Row(400, _BAD, "window_too_large"),
     # Ollama says 500; but it is the conversation that the template does not take.
@@ -130,7 +132,7 @@ _ANTHROPIC_KINDS = {
 
 _UNMAPPED = Row(500, code="internal_error", text="internal error")
 # Errors that name the field of the request.
-_WITH_PATH = (ours.BadRequest, ours.Unsupported, ours.WindowTooLarge)
+_WITH_PATH = (ours.BadRequest, ours.Unsupported, ours.NotRemembered, ours.WindowTooLarge)
 # Folders of an absolute path, with spaces only inside quotes; the file's own name stays.
 _FOLDERS = re.compile(
     r"""(?<=['"`])/(?:[^/'"`\n]+/)+  |  (?<![\w.:/-])/(?:[^/\s'"`]+/)+""", re.VERBOSE

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from localrun.core import Call, ChatPrompt, Tool, ToolChoice
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, NotRemembered
 from localrun.options import check_option
 from localrun.wire.anthropic_messages import Content, WireTurn, messages_of
 from localrun.wire.bodies import TextRequest, decode, required_model, without_effect
@@ -54,7 +54,10 @@ class _Shared(msgspec.Struct, kw_only=True):
     tool_choice: Any = None
     thinking: _Thinking | None = None
     output_config: _OutputConfig | None = None
+    output_format: Any = None
     mcp_servers: list[Any] | None = None
+    compaction: Any = None
+    thread: Any = None
 
 
 class _Messages(_Shared, kw_only=True):
@@ -106,15 +109,24 @@ def _call(wire: _Shared) -> tuple[Call, tuple[str, ...]]:
     model = required_model(wire.model, "model")
     if not wire.messages:
         raise BadRequest("messages", "is required")
-    if wire.mcp_servers:
-        raise BadRequest("mcp_servers", "this server asks no others for tools; leave it out")
+    _refuse(wire)
     messages, passed_over = messages_of(wire.system, wire.messages, model)
     tools, choice = _chosen(_tools(wire.tools), wire.tool_choice)
     output = wire.output_config or _OutputConfig()
     think = think_of_config(wire.thinking.type if wire.thinking else None, output.effort)
     prompt = ChatPrompt(messages, tools=tools, choice=choice, think=think, may_not_think=True)
-    schema = schema_of_output_format(output.format)
+    # The older place of a format is read where the newer one is empty.
+    schema = schema_of_output_format(output.format or wire.output_format)
     return Call(model, (prompt,), schema=schema, schema_path=OUTPUT_SCHEMA), passed_over
+
+
+def _refuse(wire: _Shared) -> None:
+    if wire.thread:
+        raise NotRemembered("thread")
+    if wire.mcp_servers:
+        raise BadRequest("mcp_servers", "this server asks no others for tools; leave it out")
+    if wire.compaction:
+        raise BadRequest("compaction", "this server does not shorten conversations; leave it out")
 
 
 def _options(wire: _Messages) -> dict[str, Any]:

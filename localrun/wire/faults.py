@@ -4,6 +4,8 @@ Values only. Which error becomes which fault is decided in `localrun.http.errors
 Source: Ollama's HTTP API; OpenAI's API reference, "Error object"; Anthropic's, "Errors".
 """
 
+from typing import Any
+
 import msgspec
 
 _encode = msgspec.json.Encoder().encode
@@ -41,5 +43,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     def anthropic(self, request_id: str) -> bytes:
         """Anthropic's error object."""
-        error = {"type": self.anthropic_kind, "message": self.message}
+        error: dict[str, Any] = {"type": self.anthropic_kind, "message": self.message}
+        if self.code:
+            error["details"] = {"error_code": self.code}
         return _encode({"type": "error", "error": error, "request_id": request_id})

@@ -228,6 +228,16 @@ def test_unknown_routes_and_methods_answer_in_the_same_form(tmp_path, method, pa
     run(main())
 
 
+def test_a_thread_is_refused_in_words_that_clients_know(tmp_path):
+    async def main():
+        thread = {"type": "create"}
+        status, _, body = await post(ScriptedService(), tmp_path, thread=thread).run()
+        details = json.loads(body)["error"]["details"]
+        assert (status, details) == (400, {"error_code": "thread_unsupported_request"})
+
+    run(main())
+
+
 def test_what_looks_alike_is_openais(tmp_path):
     async def main():
         exchange = Exchange(app_of(ScriptedService(), tmp_path), "GET", "/v1/messagesx")

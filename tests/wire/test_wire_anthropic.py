@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localrun.core import Call, ChatPrompt, Choice, Done, Message, Tool, ToolCall, ToolChoice, Usage
-from localrun.errors import BadRequest, Unsupported
+from localrun.errors import BadRequest, NotRemembered, Unsupported
 from localrun.wire.anthropic import MessageRequest, decode_count_tokens, decode_messages
 from localrun.wire.anthropic_writer import AnthropicWriter
 
@@ -228,6 +228,18 @@ def test_a_schema_for_the_answer():
     assert (call.schema or "").index('"b"') < (call.schema or "").index('"a"')
 
 
+def test_an_older_place_of_the_schema_is_read():
+    form = {"type": "json_schema", "schema": {"type": "boolean"}}
+    assert json.loads(decode(output_format=form).call.schema or "") == {"type": "boolean"}
+
+
+def test_a_conversation_that_the_server_should_remember_is_refused():
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        with pytest.raises(NotRemembered) as error:
+            decode(thread=thread)
+        assert error.value.path == "thread"
+
+
 def _content(*blocks: Any) -> dict[str, Any]:
     return {"messages": [*HI, {"role": "user", "content": list(blocks)}]}
 
@@ -284,6 +296,7 @@ def _tool(**fields: Any) -> dict[str, Any]:
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
             "output_config.format.schema.type",
         ),
+        ({"compaction": {"type": "x"}}, "compaction"),
         ({"mcp_servers": [{"type": "url", "url": "https://x.example"}]}, "mcp_servers"),
     ],
 )
