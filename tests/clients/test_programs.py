@@ -208,29 +208,39 @@ def test_anthropics_own_client_for_javascript(
     note(compatibility, "anthropic-js 1.14.0", printed)
 
 
+# What their tests with every parameter of the beta routes send, and what is refused here: to
+# remember a conversation, to ask other servers for tools, to shorten a conversation.
+_REFUSED_BETA = re.compile(
+    r"^ +(?:thread|mcp_servers|compaction)=(?:.*,|[\[{]\n(?:.*\n)*? {12}[\]}],)\n", re.MULTILINE
+)
+# An example is no schema; what is one is held to.
+_EXAMPLE = '"schema": {"foo": "bar"}'
+_SCHEMA = '"schema": {"properties": {"foo": {"type": "boolean"}}, "required": ["foo"]}'
+
+
 def test_the_own_tests_of_anthropics_own_client(
     client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path
 ) -> None:
     source = source_of(ANTHROPIC)
     shutil.copy(source / "pyproject.toml", tmp_path)
     tests = shutil.copytree(source / "tests", tmp_path / "tests")
-    path = tests / "api_resources" / "test_messages.py"
-    # An example is no schema; what is one is held to.
-    schema = '"schema": {"properties": {"foo": {"type": "boolean"}}, "required": ["foo"]}'
-    text = path.read_text()
-    assert text.count(_EXAMPLE) >= 6
-    path.write_text(text.replace(_EXAMPLE, schema))
+    paths = [Path("api_resources", *more, "test_messages.py") for more in ((), ("beta",))]
+    for path in paths:
+        text = (tests / path).read_text()
+        assert text.count(_EXAMPLE) >= 6
+        text, n_found = _REFUSED_BETA.subn("", text.replace(_EXAMPLE, _SCHEMA))
+        assert n_found >= 10 or path == paths[0]
+        (tests / path).write_text(text)
     python = python_with(*_ANTHROPIC_PYTHON)
-    n_cases = run_own_tests(python, tests, [path], "not aiohttp", client_daemon.url)
-    assert n_cases > 40
+    n_cases = run_own_tests(python, tests, paths, "not aiohttp", client_daemon.url)
+    assert n_cases > 80
     client = ANTHROPIC.replace("==", " ")
     compatibility.notes.append(
-        f"{client}'s own tests of messages and of their tokens pass, all {n_cases}; where they "
-        'send `{"foo": "bar"}` as a JSON Schema, which is refused here, they send one.'
+        f"{client}'s own tests of messages and of their tokens, also in the beta form, pass, all "
+        f'{n_cases}; where they send `{{"foo": "bar"}}` as a JSON Schema, which is refused here, '
+        "they send one, and those that send every parameter do so without `thread`, `mcp_servers` "
+        "and `compaction`."
     )
-
-
-_EXAMPLE = '"schema": {"foo": "bar"}'
 
 
 def test_litellm_in_three_dialects(
