@@ -181,6 +181,28 @@ def test_a_full_queue_is_an_overload(start_daemon: Callable[..., Daemon], fake_m
                 assert json.loads(third.read())["error"]["type"] == "overloaded_error"
 
 
+def test_a_message_that_only_waited_goes_on_in_a_fresh_runner(
+    start_daemon: Callable[..., Daemon], fake_model: Any
+) -> None:
+    daemon = start_daemon(NUM_PARALLEL=1)
+    daemon.create("m", fake_model(echo=True, step_s=0.02))
+    long = body_of("m", stream=True, messages=[{"role": "user", "content": "x" * 1000}])
+    with daemon.open("POST", "/v1/messages", long | {"max_tokens": 1000}) as first:
+        while b"text_delta" not in first.readline():
+            pass
+        short = body_of("m", stream=True, messages=[{"role": "user", "content": "hi"}])
+        with daemon.open("POST", "/v1/messages", short) as second:
+            begin = second.readline()
+            wait_until(lambda: daemon.ps()[0]["queued"] == 1, "the second to wait")
+            daemon.runners()[0].kill()
+            rest = second.read()
+        assert b"event: error" in first.read()
+    # It has begun, with the count of a prompt that is prepared anew, and begins only once.
+    assert begin == b"event: message_start\n"
+    assert b"message_start" not in rest.partition(b"\n\n")[2]
+    assert rest.endswith(b'{"type":"message_stop"}\n\n')
+
+
 # ---- a real one
 
 _CHATS: dict[str, dict[str, Any]] = {
