@@ -84,6 +84,13 @@ await assert.rejects(client.messages.create({ ...short, model: "no-such-model" }
 });
 works("errors with status and text");
 
+const names = [];
+for await (const one of client.models.list()) names.push(one.id);
+assert(names.includes(model));
+works("list models");
+assert.equal((await client.models.retrieve(model)).id, model);
+works("show a model");
+
 const story = await client.messages.create({ ...short, max_tokens: 1000, messages: [{ role: "user", content: "Tell me a long story." }], stream: true });
 for await (const event of story) {
   story.controller.abort();

@@ -180,6 +180,13 @@ def abort() -> None:
     works("abort of a stream")
 
 
+def models() -> None:
+    assert MODEL in {model.id for model in client.models.list()}
+    works("list models")
+    assert client.models.retrieve(MODEL).id == MODEL
+    works("show a model")
+
+
 async def several() -> None:
     async with anthropic.AsyncAnthropic(
         base_url=os.environ["OLLAMA_HOST"], api_key="unused"
@@ -197,5 +204,6 @@ structured()
 thinking()
 errors()
 abort()
+models()
 asyncio.run(several())
 client.close()
