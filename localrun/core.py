@@ -117,7 +117,8 @@ class SamplingParams(Struct, frozen=True):
 class ChatPrompt(Struct, frozen=True, tag="chat"):
     """Turns for the model's template. `context` holds token ids that stand before them.
 
-    The answer may call `tools`, as `choice` says.
+    The answer may call `tools`, as `choice` says. To be told to think is an error for a model that
+    cannot, unless that `may_not_think`.
     """
 
     messages: tuple[Message, ...]
@@ -125,6 +126,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice()
     think: Think = None
+    may_not_think: bool = False
 
 
 class RawPrompt(Struct, frozen=True, tag="raw"):
@@ -186,7 +188,18 @@ class EmbedTexts(Struct, frozen=True, tag="embed"):
     n_dims: int = 0
 
 
-Question = Tokenize | Detokenize | EmbedTexts
+class CountPrompt(Struct, frozen=True, tag="count_prompt"):
+    """How many tokens a chat comes to, rendered by `template` as in `Call`.
+
+    `n_ctx` is the window that it is meant for, which it may exceed.
+    """
+
+    prompt: ChatPrompt
+    n_ctx: int
+    template: str | None = None
+
+
+Question = Tokenize | Detokenize | EmbedTexts | CountPrompt
 
 
 class Tokens(Struct, frozen=True, tag="tokens"):
@@ -217,7 +230,13 @@ class Vectors(Struct, frozen=True, tag="vectors"):
     total_ns: int = 0
 
 
-Reply = Tokens | Text | Vectors
+class Count(Struct, frozen=True, tag="count"):
+    """What came of a `CountPrompt`."""
+
+    n_tokens: int
+
+
+Reply = Tokens | Text | Vectors | Count
 
 
 class Call(Struct, frozen=True):
@@ -341,10 +360,14 @@ Event = Delta | Done
 
 
 class Choice(Struct, frozen=True):
-    """One whole choice of an answer."""
+    """One whole choice of an answer: all its text, and what else it has.
+
+    `pieces` are what it was made of, in order: calls may stand between two texts.
+    """
 
     text: str
     done: Done
     logprobs: tuple[TokenLogprob, ...] = ()
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    pieces: tuple[Delta, ...] = ()

@@ -3,6 +3,7 @@
     LocalrunError
     ├── BadRequest          a field of the request is wrong; says which
     ├── Unsupported         the model cannot do what is asked
+    ├── NotRemembered       the request counts on one before it
     ├── ContextOverflow     the prompt does not fit the window
     ├── WindowTooLarge      the window does not fit the memory; says which one would
     ├── TemplateFailed      the model's chat template refused the conversation
@@ -58,6 +59,19 @@ class Unsupported(LocalrunError):
 
     def __str__(self) -> str:
         return f'"{self.model}" does not support {self.capability}'
+
+
+@dataclass(eq=False)
+class NotRemembered(LocalrunError):
+    """The field at `path` would have the server keep a conversation, or go on with one."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: this server keeps no conversation between two requests; leave the "
+            "field out and send all of the conversation"
+        )
 
 
 @dataclass(eq=False)

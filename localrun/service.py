@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,8 @@ import msgspec
 from localrun.core import (
     Call,
     ChatPrompt,
+    Count,
+    CountPrompt,
     Done,
     EmbedTexts,
     Event,
@@ -69,6 +71,11 @@ class Answer(Protocol):
     Raises an error of `localrun.errors`, once, when one of the choices cannot be finished.
     """
 
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the first prompt, those included that are in the cache."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
     async def __anext__(self) -> Event: ...
@@ -92,6 +99,13 @@ class TextService(Protocol):
 
     async def ask(self, call: Call, question: Question) -> Reply:
         """What the vocabulary of the call's model says; loads the model as for a prompt.
+
+        Raises errors of `localrun.errors` and `modelstore.errors`.
+        """
+        ...
+
+    async def count(self, call: Call) -> int:
+        """How many tokens the first prompt of `call`, a chat, comes to; loads the model for it.
 
         Raises errors of `localrun.errors` and `modelstore.errors`.
         """
@@ -166,13 +180,13 @@ class InferenceService:
         """See `TextService.open`."""
         if not call.prompts and call.keep_alive_s == 0:
             self.residency.unload(await asyncio.to_thread(self._key_of, call.model))
-            return _single(Done("unload", Usage()))
+            return _WithoutText(Done("unload", Usage()))
         began_ns = time.perf_counter_ns()
         work = await self._work(call)
         if not work.prompts:
             lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
             lease.close()
-            return _single(Done("load", Usage()))
+            return _WithoutText(Done("load", Usage()))
         answer = _Answer(self, call, work, began_ns)
         try:
             await answer.begin()
@@ -187,6 +201,18 @@ class InferenceService:
         lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
         with contextlib.closing(lease):
             return await lease.runner.ask(question)
+
+    async def count(self, call: Call) -> int:
+        """See `TextService.count`."""
+        work = await self._work(call)
+        prompt = work.prompts[0]
+        assert isinstance(prompt, ChatPrompt)
+        lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
+        question = CountPrompt(prompt, work.spec.n_ctx, work.template)
+        with contextlib.closing(lease), _in_words_of(call):
+            reply = await lease.runner.ask(question)
+        assert isinstance(reply, Count)
+        return reply.n_tokens
 
     async def embed(self, call: Call, wanted: EmbedTexts) -> Vectors:
         """See `TextService.embed`. Tried once more when the runner dies: nothing was sent yet."""
@@ -203,11 +229,8 @@ class InferenceService:
         began_ns = time.perf_counter_ns()
         lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
         load_ns = time.perf_counter_ns() - began_ns
-        with contextlib.closing(lease):
-            try:
-                vectors = await embedded(lease.runner.ask, wanted)
-            except Unsupported as error:
-                raise Unsupported(call.model, error.capability, error.path) from None
+        with contextlib.closing(lease), _in_words_of(call):
+            vectors = await embedded(lease.runner.ask, wanted)
         return msgspec.structs.replace(vectors, load_ns=load_ns)
 
     def resident(self) -> tuple[Resident, ...]:
@@ -340,16 +363,15 @@ class _Answer:
     async def begin(self) -> None:
         """Returns when a runner has accepted the first choices, one for each of its slots."""
         try:
-            await self._attempt()
+            with _in_words_of(self._call):
+                await self._attempt()
         except RunnerLost as error:
             await self._try_again(error)
-        except Unsupported as error:
-            # A runner knows what its model lacks, but not how the model is called.
-            raise Unsupported(
-                self._call.model, error.capability, _client_path(error.path, self._call)
-            ) from None
-        except BadRequest as error:
-            raise BadRequest(_client_path(error.path, self._call), error.problem) from None
+
+    @property
+    def n_prompt(self) -> int:
+        """See `Answer.n_prompt`."""
+        return self._choices.n_prompt if self._choices is not None else 0
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -429,6 +451,26 @@ class _Answer:
             self._service.suspects.release()
 
 
+class _WithoutText:
+    """The `Answer` to a call that only loads a model, or lets one go."""
+
+    n_prompt = 0
+
+    def __init__(self, done: Done) -> None:
+        self._events: Iterator[Event] = iter((done,))
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        for event in self._events:
+            return event
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """There is nothing to end."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """A call after everything that can be known without a runner."""
@@ -490,5 +532,13 @@ def _timed(done: Done, began_ns: int, load_ns: int) -> Done:
     return msgspec.structs.replace(done, usage=usage)
 
 
-async def _single(event: Event) -> AsyncGenerator[Event, None]:
-    yield event
+@contextlib.contextmanager
+def _in_words_of(call: Call) -> Iterator[None]:
+    """A runner knows neither how its model is called nor how a dialect calls the fields."""
+    try:
+        yield
+    except Unsupported as error:
+        path = _client_path(error.path, call)
+        raise Unsupported(call.model, error.capability, path) from None
+    except BadRequest as error:
+        raise BadRequest(_client_path(error.path, call), error.problem) from None

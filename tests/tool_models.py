@@ -38,6 +38,24 @@ OPEN_THINKING_TEMPLATE = THINKING_TEMPLATE.replace(
     "{% endif %}{% endif %}", "{% else %}<think>\n{% endif %}{% endif %}"
 )
 
+# For a real model whose own template knows no tools, in Ollama's language of templates.
+GO_TOOL_TEMPLATE = """\
+{{- if or .System .Tools }}<|im_start|>system
+{{ .System }}
+{{- if .Tools }}
+You may call these functions, inside <tool_call> tags:
+{{- range .Tools }}
+{{ json . }}{{ end }}{{ end }}<|im_end|>
+{{ end }}
+{{- range .Messages }}{{ if ne .Role "system" }}<|im_start|>{{ .Role }}
+{{ .Content }}
+{{- range .ToolCalls }}
+<tool_call>
+{"name": "{{ .Function.Name }}", "arguments": {{ json .Function.Arguments }}}
+</tool_call>{{ end }}<|im_end|>
+{{ end }}{{ end }}<|im_start|>assistant
+"""
+
 # Calls `weather` for Oslo, after a sentence.
 CALLER: Mapping[str, Any] = {
     "chat_template": TOOL_TEMPLATE,

@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import Callable
 
 from msgspec.structs import replace
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from localrun.core import Vectors
 from localrun.http.errors import as_sent
 from localrun.http.requests import ApiRequest
-from localrun.http.streaming import while_connected
+from localrun.http.streaming import outcome
 from localrun.http.text import ignored_headers
 from localrun.service import TextService
 from localrun.wire.embeddings import (
@@ -65,23 +64,20 @@ class EmbeddingsApi:
     async def _answer(
         self, request: ApiRequest, wanted: EmbedRequest, encode: Callable[[Vectors], bytes]
     ) -> Response:
-        replies: list[Vectors] = []
         caller = request.caller
         call = replace(wanted.call, client=caller.client, scope=caller.scope)
 
-        async def embed() -> None:
+        async def embed() -> Vectors:
             give_back = await request.take_turn()
             try:
                 with as_sent(call.model):
-                    replies.append(await self._service.embed(call, wanted.wanted))
+                    return await self._service.embed(call, wanted.wanted)
             finally:
                 if give_back is not None:
                     give_back()
 
         # Nobody waits for a load, or for thousands of texts, who has left.
-        await while_connected(request.receive, embed())
-        if not replies:
-            raise ClientDisconnect
+        vectors = await outcome(request.receive, embed())
         # Thousands of vectors take a while to become text.
-        document = await asyncio.to_thread(encode, replies[0])
+        document = await asyncio.to_thread(encode, vectors)
         return Response(document, headers=ignored_headers(wanted.ignored), media_type=JSON_TYPE)

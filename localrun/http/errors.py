@@ -1,5 +1,7 @@
 """The one table of errors: exception class → status, OpenAI type, OpenAI code.
 
+Anthropic's type follows from the status.
+
 All trees, `localrun.errors`, `modelstore.errors` and `localrun.http.refusals`, have all their
 leaves here, along the MRO; a test enumerates them. An exception that no row covers is a bug: status
 500, a traceback in the log, and nothing about it in the reply.
@@ -9,6 +11,7 @@ Source: Ollama's HTTP API; where the statuses differ the reason stands beside th
 import contextlib
 import logging
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +25,10 @@ from localrun.wire.faults import Fault
 from localrun.wire.streams import JSON_TYPE
 from modelstore import errors as store
 
-Dialect = Literal["native", "openai"]
+Dialect = Literal["native", "openai", "anthropic"]
+
+# The header that names a request in Anthropic's dialect.
+REQUEST_ID = "request-id"
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +49,8 @@ _BAD = "invalid_request_error"
 TABLE: dict[type[Exception], Row] = {
     ours.BadRequest: Row(400, _BAD),
     ours.Unsupported: Row(400, _BAD, "unsupported"),
+    # The code is Anthropic's: its clients then send the whole conversation by themselves.
+    ours.NotRemembered: Row(400, _BAD, "thread_unsupported_request"),
     ours.ContextOverflow: Row(400, _BAD, "context_length_exceeded"),
     ours.WindowTooLarge: Row(400, _BAD, "window_too_large"),
     # Ollama says 500; but it is the conversation that the template does not take.
@@ -111,9 +119,20 @@ TABLE: dict[type[Exception], Row] = {
     refusals.CloudDisabled: Row(403, _BAD, "cloud_disabled"),
 }
 
+_ANTHROPIC_KINDS = {
+    400: _BAD,
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    # Anthropic's own status for it is 529; its clients come back after either.
+    503: "overloaded_error",
+}
+
 _UNMAPPED = Row(500, code="internal_error", text="internal error")
 # Errors that name the field of the request.
-_WITH_PATH = (ours.BadRequest, ours.Unsupported, ours.WindowTooLarge)
+_WITH_PATH = (ours.BadRequest, ours.Unsupported, ours.NotRemembered, ours.WindowTooLarge)
 # Folders of an absolute path, with spaces only inside quotes; the file's own name stays.
 _FOLDERS = re.compile(
     r"""(?<=['"`])/(?:[^/'"`\n]+/)+  |  (?<![\w.:/-])/(?:[^/\s'"`]+/)+""", re.VERBOSE
@@ -137,7 +156,16 @@ def fault_of(error: Exception) -> tuple[Row, Fault]:
     if row.from_engine:
         message = _FOLDERS.sub("", message)
     path = error.path if isinstance(error, _WITH_PATH) else ""
-    return row, Fault(message, row.kind, row.code, path)
+    return row, Fault(message, row.kind, row.code, path, _anthropic_kind(row.status))
+
+
+def _anthropic_kind(status: int) -> str:
+    return _ANTHROPIC_KINDS.get(status, _BAD if status < 500 else "api_error")
+
+
+def new_request_id() -> str:
+    """A request's name in Anthropic's dialect."""
+    return f"req_{secrets.token_hex(12)}"
 
 
 def error_response(error: Exception, dialect: Dialect) -> Response:
@@ -150,7 +178,11 @@ def error_response(error: Exception, dialect: Dialect) -> Response:
         headers = {"Retry-After": str(error.retry_after_s)}
     elif isinstance(error, ours.ShuttingDown):
         headers = {"Connection": "close"}
-    body = fault.native() if dialect == "native" else fault.openai()
+    if dialect == "anthropic":
+        request_id = new_request_id()
+        body, headers = fault.anthropic(request_id), {**headers, REQUEST_ID: request_id}
+    else:
+        body = fault.native() if dialect == "native" else fault.openai()
     return Response(body, row.status, headers, media_type=JSON_TYPE)
 
 

@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 # What answers without an API key, for whoever watches over the daemon. It tells nothing.
 _OPEN_PATHS = ("/", "/health")
+# Anthropic's routes stand among OpenAI's.
+MESSAGES_PATH = "/v1/messages"
 _PROBES = ("/", "/health", "/metrics", "/api/version")
 # Names that resolve to this machine or its own network by standard or by habit (RFC 6761, 6762).
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
@@ -199,6 +201,8 @@ class Guard:
 
 def dialect_of(path: str) -> Dialect:
     """Which dialect's errors a path answers with."""
+    if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+        return "anthropic"
     return "openai" if path.startswith("/v1/") else "native"
 
 

@@ -48,7 +48,9 @@ _ALLOWED_HEADERS = (
     ),
 )
 # What a page may read beside the body.
-EXPOSE_HEADERS = {"Access-Control-Expose-Headers": "Retry-After, X-Localrun-Ignored-Options"}
+EXPOSE_HEADERS = {
+    "Access-Control-Expose-Headers": "Retry-After, X-Localrun-Ignored-Options, request-id"
+}
 PREFLIGHT_HEADERS = {
     "Access-Control-Allow-Methods": "GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS",
     "Access-Control-Allow-Headers": ",".join(_ALLOWED_HEADERS),

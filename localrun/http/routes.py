@@ -19,9 +19,10 @@ from localrun.http.clean_paths import CleanPaths
 from localrun.http.create import CreateApi
 from localrun.http.embeddings import EmbeddingsApi
 from localrun.http.errors import error_response
-from localrun.http.guard import Guard, Limits, dialect_of
+from localrun.http.guard import MESSAGES_PATH, Guard, Limits, dialect_of
 from localrun.http.keys import Keys, load_keys
 from localrun.http.machine import Diagnose, MachineApi
+from localrun.http.messages import MessagesApi
 from localrun.http.models import ModelsApi
 from localrun.http.native import NativeApi
 from localrun.http.openai import OpenAIApi
@@ -67,7 +68,7 @@ def table(
     """(methods, path, handler) of every route; HEAD comes with GET."""
     native, openai = NativeApi(service), OpenAIApi(service, store)
     machine, tokens = MachineApi(diagnose), TokensApi(service)
-    embeddings = EmbeddingsApi(service)
+    embeddings, messages = EmbeddingsApi(service), MessagesApi(service)
     pulling = PullApi(service, store, registries.access, registries.transfers)
     models, making = ModelsApi(service, store), CreateApi(service, store, pulling.fetch)
     pushing = PushApi(store, registries.access)
@@ -109,6 +110,8 @@ def table(
         ("POST", "/v1/completions", openai.completions),
         ("POST", "/v1/embeddings", embeddings.openai),
         ("POST", "/v1/rerank", embeddings.rerank),
+        ("POST", MESSAGES_PATH, messages.messages),
+        ("POST", f"{MESSAGES_PATH}/count_tokens", messages.count_tokens),
     ]
 
 
@@ -198,8 +201,9 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _unrouted(error: UnknownRoute | WrongMethod, text: str) -> Response:
-    """Ollama says `text`, plainly, everywhere; OpenAI's clients read an object."""
-    if dialect_of(error.path) == "openai":
-        return error_response(error, "openai")
+    """Ollama says `text`, plainly, everywhere; the other clients read an object."""
+    dialect = dialect_of(error.path)
+    if dialect != "native":
+        return error_response(error, dialect)
     status = error_response(error, "native").status_code
     return PlainTextResponse(text, status, headers=error.headers)

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,6 +20,8 @@ from localrun.http.errors import Dialect, error_response, fault_of
 from localrun.service import Answer
 from localrun.wire.faults import Fault
 from localrun.wire.streams import JSON_TYPE
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +41,10 @@ class AnswerWriter(Protocol):
     @property
     def has_thinking(self) -> bool:
         """Whether there is a place for what a model thinks; else it is left out."""
+        ...
+
+    def begin(self, n_prompt: int) -> bytes:
+        """What a stream begins with, if anything; its first prompt has `n_prompt` tokens."""
         ...
 
     def delta(self, piece: Delta) -> bytes:
@@ -79,6 +86,19 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         await _end(hangup)
     if not task.cancelled():
         task.result()
+
+
+async def outcome(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. Raises what it raises, and ClientDisconnect as soon as that happens."""
+    results: list[T] = []
+
+    async def run() -> None:
+        results.append(await work)
+
+    await while_connected(receive, run())
+    if not results:
+        raise ClientDisconnect
+    return results[0]
 
 
 async def _hangup(receive: Receive) -> None:
@@ -229,6 +249,8 @@ class AnswerResponse:
     async def _forward(self, answer: Answer, sender: Sender) -> None:
         """Streams the answer; what ends it is the final object or an error, never both."""
         await sender.start(self._writer.content_type, self._headers)
+        if opening := self._writer.begin(answer.n_prompt):
+            await sender.body(opening, is_last=False)
         n_open = self._n_choices
         while n_open:
             data, n_open = await self._next(answer, n_open)
@@ -261,4 +283,5 @@ def _joined(pieces: Sequence[Delta], done: Done) -> Choice:
         tuple(entry for piece in texts for entry in piece.logprobs),
         "".join(piece.text for piece in texts if isinstance(piece, ThinkingDelta)),
         tuple(piece.call for piece in pieces if isinstance(piece, ToolCallDelta)),
+        tuple(pieces),
     )

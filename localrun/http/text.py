@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
@@ -27,10 +28,12 @@ def answer(
     dialect: Dialect,
     *,
     request: ApiRequest,
+    headers: Mapping[str, str] | None = None,
 ) -> AnswerResponse:
     """The reply to `wanted`. A request without a prompt is answered by one object, never a stream.
 
-    `request` says who asks. Fields without effect are named in a header and in the log.
+    `request` says who asks, `headers` are the dialect's own. Fields without effect are named in a
+    header and in the log.
     """
     caller = request.caller
     call = replace(wanted.call, client=caller.client, scope=caller.scope)
@@ -52,7 +55,7 @@ def answer(
         dialect,
         stream=wanted.stream and bool(call.prompts),
         n_choices=call.n_choices,
-        headers=ignored_headers(wanted.ignored),
+        headers={**(headers or {}), **ignored_headers(wanted.ignored)},
     )
 
 

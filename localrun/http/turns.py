@@ -93,6 +93,11 @@ class HeldAnswer:
         self._answer = answer
         self._give_back = give_back
 
+    @property
+    def n_prompt(self) -> int:
+        """See `Answer.n_prompt`."""
+        return self._answer.n_prompt
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 

@@ -157,9 +157,10 @@ class Rendering(Struct, frozen=True, tag="rendering"):
 
 
 class Waiting(Struct, frozen=True, tag="waiting"):
-    """The request is rendered and tokenized and waits for a slot."""
+    """The request is rendered, has `n_prompt` tokens and waits for a slot."""
 
     id: int
+    n_prompt: int
 
 
 class Admitted(Struct, frozen=True, tag="admitted"):

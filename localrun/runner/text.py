@@ -124,6 +124,8 @@ class TextThread:
     def _accept(self, prepared: Prepared) -> None:
         submit = prepared.submit
         if submit.id in self._cancelled:
+            # Nobody waits for it, but for its template's deadline.
+            self._items.append(Waiting(submit.id, len(prepared.tokens)))
             return
         foreign = [token for token in submit.sampling.logit_bias if token >= self._vocab.n_tokens]
         if foreign:
@@ -152,7 +154,7 @@ class TextThread:
             ),
             prepared.n_dropped,
         )
-        self._items.append(Waiting(submit.id))
+        self._items.append(Waiting(submit.id, len(prepared.tokens)))
         if sequence.n_predict == 0:
             self._finish(request, "length")
             return

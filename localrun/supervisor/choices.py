@@ -30,6 +30,7 @@ class Choices:
     At most `n_at_once` are under way, the others follow as these end. So a call with many choices
     stands in its runner's line like one request after the other, and not ahead of everybody who
     comes after it. One reader; `close` cancels what still runs. The first error ends them all.
+    `n_prompt` is how many tokens the first one's prompt has, once they have begun.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Choices:
         self._n_choices = n_choices
         self._n_at_once = n_at_once
         self._n_submitted = 0
+        self.n_prompt = 0
         self._open: dict[int, RequestStream] = {}
         # A number for each event that is ready. A frame of the runner holds a piece of every
         # running choice, so none of them can crowd out the others.
@@ -50,8 +52,10 @@ class Choices:
         Raises what the runner refused one of them with, BadRequest for what cannot be sent.
         """
         self._fill()
-        for stream in tuple(self._open.values()):
+        first, *others = self._open.values()
+        for stream in (first, *others):
             await stream.accepted()
+        self.n_prompt = first.n_prompt
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

@@ -12,6 +12,7 @@ from localrun.core import Done, Event, Question, Reply
 from localrun.errors import (
     BadRequest,
     LocalrunError,
+    Phase,
     RunnerLost,
     TemplateTimeout,
     from_fields,
@@ -190,8 +191,10 @@ class RunnerClient:
             case Tested(verdict=verdict):
                 self._on_tested(verdict)
             case Answered(id=request_id, reply=reply):
+                self._stop_render_timer(request_id)
                 self._settle(request_id, reply)
             case Failed(id=request_id, kind=kind, fields=fields) if request_id in self._answers:
+                self._stop_render_timer(request_id)
                 self._settle(request_id, from_fields(kind, fields))
             case Progress() | DevicesListed() | Planned() | Loaded() | LoadRefused():
                 _log.error("runner %d sent %s after loading", self.pid, type(item).__name__)
@@ -226,8 +229,8 @@ class RunnerClient:
         match item:
             case Rendering():
                 stream.phase = "rendering"
-            case Waiting():
-                stream.accept()
+            case Waiting(n_prompt=n_prompt):
+                stream.accept(n_prompt)
             case Admitted():
                 stream.phase = "prefill"
             case Failed(kind=kind, fields=fields):
@@ -254,14 +257,17 @@ class RunnerClient:
             how = "it had to be ended because a chat template did not come back"
         # The culprit hears of it first: it, and no other choice of its answer, says what happens.
         for stream in sorted(self._streams.values(), key=lambda s: s.id != self._overdue):
-            if stream.id == self._overdue:
-                stream.fail(TemplateTimeout(TEMPLATE_TIMEOUT_S))
-            else:
-                stream.fail(self._ended_by or RunnerLost(stream.phase, how))
+            stream.fail(self._fate(stream.id, stream.phase, how))
         self._streams.clear()
         for request_id in self._answers:
-            self._settle(request_id, self._ended_by or RunnerLost("waiting", how))
+            self._settle(request_id, self._fate(request_id, "waiting", how))
         self.on_activity()
+
+    def _fate(self, request_id: int, phase: Phase, how: str) -> LocalrunError:
+        """What a request ends with whose runner has ended."""
+        if request_id == self._overdue:
+            return TemplateTimeout(TEMPLATE_TIMEOUT_S)
+        return self._ended_by or RunnerLost(phase, how)
 
     async def _watch(self) -> None:
         """Ends a runner that has requests and shows no sign of life: it would hang them for ever.

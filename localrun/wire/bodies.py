@@ -49,7 +49,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(mended(body))
     except msgspec.ValidationError as error:
-        raise _located(str(error)) from None
+        raise located(str(error)) from None
     except msgspec.DecodeError as error:
         raise BadRequest("", f"the request body is not valid JSON: {error}") from None
     except RecursionError:
@@ -77,9 +77,11 @@ def _replaced(match: re.Match[bytes]) -> bytes:
     return b"\\ufffd" if match[1] else match[0]
 
 
-def _located(sentence: str) -> BadRequest:
+def located(sentence: str, where: str = "") -> BadRequest:
+    """msgspec's complaint about what stands at the path `where`."""
     match = _PLACE.fullmatch(sentence)
-    path, problem = (match["path"], match["problem"]) if match else ("", sentence)
+    place, problem = (match["path"], match["problem"]) if match else ("", sentence)
+    path = f"{where}.{place}" if where and place else where or place
     return BadRequest(path, problem[:1].lower() + problem[1:])
 
 

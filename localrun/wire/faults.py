@@ -1,8 +1,10 @@
-"""An error as a client sees it, in both dialects.
+"""An error as a client sees it, in every dialect.
 
 Values only. Which error becomes which fault is decided in `localrun.http.errors`.
-Source: Ollama's HTTP API; OpenAI's API reference, "Error object".
+Source: Ollama's HTTP API; OpenAI's API reference, "Error object"; Anthropic's, "Errors".
 """
+
+from typing import Any
 
 import msgspec
 
@@ -10,12 +12,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """`kind` and `code` are OpenAI's words for the class of error; `path` is a JSON path or ""."""
+    """`kind` and `code` are OpenAI's words for the class of error; `path` is a JSON path or "".
+
+    `anthropic_kind` is Anthropic's word.
+    """
 
     message: str
     kind: str = "api_error"
     code: str | None = None
     path: str = ""
+    anthropic_kind: str = "api_error"
 
     def native(self) -> bytes:
         """Ollama's error object."""
@@ -34,3 +40,10 @@ class Fault(msgspec.Struct, frozen=True):
             "code": self.code,
         }
         return _encode({"error": error})
+
+    def anthropic(self, request_id: str) -> bytes:
+        """Anthropic's error object."""
+        error: dict[str, Any] = {"type": self.anthropic_kind, "message": self.message}
+        if self.code:
+            error["details"] = {"error_code": self.code}
+        return _encode({"type": "error", "error": error, "request_id": request_id})

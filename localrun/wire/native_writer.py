@@ -46,6 +46,10 @@ class NativeWriter:
             after = b'},"done":false'
         self._head, self._before, self._after = head, before, after
 
+    def begin(self, n_prompt: int) -> bytes:
+        """Nothing."""
+        return b""
+
     def delta(self, piece: Delta) -> bytes:
         """A line with a piece of the answer: text, thinking, or a whole call of a tool."""
         if isinstance(piece, TextDelta):

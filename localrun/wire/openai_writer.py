@@ -108,6 +108,10 @@ class OpenAIWriter:
         self._dones: list[Done] = []
         self._before = b"data: " + _encode(self._head)[:-1] + b',"choices":[{"index":'
 
+    def begin(self, n_prompt: int) -> bytes:
+        """Nothing: the first chunk is that of the first piece."""
+        return b""
+
     def delta(self, piece: Delta) -> bytes:
         """An event with a piece of a choice."""
         if not isinstance(piece, TextDelta):

@@ -1,4 +1,4 @@
-"""Framing of streamed replies: NDJSON (Ollama) and server-sent events (OpenAI), both directions.
+"""Framing of streamed replies: NDJSON (Ollama) and server-sent events, both directions.
 
 Bytes in, bytes out: no sockets, no clock, no JSON. The daemon uses the encoders, the CLI and the
 tests the decoders, which may be fed any split of the byte stream.
@@ -30,6 +30,11 @@ def ndjson(document: bytes) -> bytes:
 def sse(data: bytes) -> bytes:
     """One event without a name. `data` must not contain a line break."""
     return b"data: " + data + b"\n\n"
+
+
+def named_sse(name: str, data: bytes) -> bytes:
+    """One event with a name."""
+    return b"event: " + name.encode() + b"\n" + sse(data)
 
 
 # How OpenAI's dialect says that nothing follows.

@@ -1,8 +1,9 @@
 """Which structure a request asks its answer to have: wire values → the text of a JSON Schema.
 
-Owns what `format` (Ollama) and `response_format` (OpenAI) may be. Checks all that needs no model;
-a regular expression may still be refused by the runner. Keys keep the order in which they were
-sent. Source: Ollama `docs/api.md`; OpenAI's API reference, "Structured outputs".
+Owns what `format` (Ollama), `response_format` (OpenAI) and `output_config.format` (Anthropic) may
+be. Checks all that needs no model; a regular expression may still be refused by the runner. Keys
+keep the order in which they were sent.
+Source: Ollama `docs/api.md`; OpenAI's and Anthropic's API references, "Structured outputs".
 """
 
 import json
@@ -18,11 +19,13 @@ from localrun.schemas.parts import below, shown
 # What "some JSON" means in both dialects.
 _ANY_OBJECT = '{"type":"object"}'
 
-# Where OpenAI's clients put a schema. The native one is `core.SCHEMA_PATH`.
+# Where OpenAI's and Anthropic's clients put a schema. The native one is `core.SCHEMA_PATH`.
 RESPONSE_SCHEMA = "response_format.json_schema.schema"
+OUTPUT_SCHEMA = "output_config.format.schema"
 
 # See `core.Call.places`.
 PLACES = {SCHEMA_PATH: RESPONSE_SCHEMA, "think": "reasoning_effort"}
+OUTPUT_PLACES = {SCHEMA_PATH: OUTPUT_SCHEMA}
 
 
 def schema_of_format(value: Any) -> str | None:
@@ -59,6 +62,20 @@ def schema_of_response_format(value: Any) -> str | None:
     raise BadRequest(
         "response_format.type", f"{shown(kind)} is not one of text, json_object, json_schema"
     )
+
+
+def schema_of_output_format(value: Any) -> str | None:
+    """The schema that Anthropic's `output_config.format` stands for. Raises BadRequest."""
+    if value is None:
+        return None
+    path = "output_config.format"
+    if not isinstance(value, dict):
+        raise BadRequest(path, f"must be an object, and not {shown(value)}")
+    if value.get("type") != "json_schema":
+        raise BadRequest(f"{path}.type", f'{shown(value.get("type"))} is not "json_schema"')
+    if "schema" not in value:
+        raise BadRequest(OUTPUT_SCHEMA, "is missing")
+    return _checked(value["schema"], OUTPUT_SCHEMA)
 
 
 def _named_schema(value: Any) -> Any:

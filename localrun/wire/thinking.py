@@ -1,7 +1,7 @@
-"""How much a model shall think: both dialects' words → `Think`. No I/O.
+"""How much a model shall think: the dialects' words → `Think`. No I/O.
 
 Absent is None: the model's own habit. Whether a model can think, its runner knows.
-Source: Ollama `api/types.go` `ThinkValue`, `openai/openai.go`.
+Source: Ollama `api/types.go` `ThinkValue`, `openai/openai.go`, `anthropic/anthropic.go`.
 """
 
 from typing import Any
@@ -20,6 +20,8 @@ _EFFORTS: dict[str, Think] = {
     "xhigh": "max",
     "ultra": "max",
 }
+# Anthropic's own, which has a level between the two highest here.
+_OUTPUT_EFFORTS: dict[str, Think] = {**_LEVELS, "xhigh": "high"}
 _MAX_SHOWN = 40
 
 
@@ -59,3 +61,18 @@ def think_of_effort(effort: str | None, reasoning: Reasoning | None) -> Think:
             path, f'invalid reasoning value: "{value[:_MAX_SHOWN]}" (must be one of {known})'
         )
     return _EFFORTS[value]
+
+
+def think_of_config(kind: str | None, effort: str | None) -> Think:
+    """Anthropic's `thinking.type` and `output_config.effort`. Raises BadRequest.
+
+    Other types, such as "adaptive", leave it to the model, as does none.
+    """
+    if effort is not None and effort not in _OUTPUT_EFFORTS:
+        known = ", ".join(f'"{name}"' for name in _OUTPUT_EFFORTS)
+        raise BadRequest("output_config.effort", f'"{effort[:_MAX_SHOWN]}" is not one of {known}')
+    if kind == "disabled":
+        return False
+    if effort is not None:
+        return _OUTPUT_EFFORTS[effort]
+    return True if kind == "enabled" else None

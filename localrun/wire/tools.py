@@ -1,4 +1,4 @@
-"""Functions that a model may call, and its calls, as both dialects spell them. No I/O.
+"""Functions that a model may call, and its calls, as Ollama and OpenAI spell them. No I/O.
 
 Owns the checks of definitions and arguments: what passes can travel to a runner and be put into a
 prompt. Which of it the model and its template understand, only the runner knows.
@@ -7,7 +7,7 @@ Source: Ollama `api/types.go` `Tool`, `ToolCall`; OpenAI's API reference, "Chat 
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,15 +55,31 @@ class WireCall(msgspec.Struct):
 
 def tools_of(definitions: Sequence[ToolDefinition] | None, max_name_chars: int) -> tuple[Tool, ...]:
     """The tools that a request offers. Raises BadRequest with the path of what is wrong."""
-    if not definitions:
-        return ()
-    if len(definitions) > MAX_TOOLS:
-        raise BadRequest("tools", f"{len(definitions)} tools are more than {MAX_TOOLS}")
+    return checked_tools(
+        [_wanted(definition, f"tools[{i}]") for i, definition in enumerate(definitions or ())],
+        max_name_chars,
+    )
+
+
+class WantedTool(NamedTuple):
+    """A tool as sent; its fields stand at `path`, its schema in the field `schema_field`."""
+
+    name: str | None
+    description: str | None
+    schema: dict[str, Any] | None
+    path: str
+    schema_field: str
+
+
+def checked_tools(wanted: Sequence[WantedTool], max_name_chars: int) -> tuple[Tool, ...]:
+    """The tools, each name once. Raises BadRequest with the path of what is wrong."""
+    if len(wanted) > MAX_TOOLS:
+        raise BadRequest("tools", f"{len(wanted)} tools are more than {MAX_TOOLS}")
     tools: dict[str, Tool] = {}
-    for i, definition in enumerate(definitions):
-        tool = _tool(definition, f"tools[{i}]", max_name_chars)
+    for one in wanted:
+        tool = _tool(one, max_name_chars)
         if tool.name in tools:
-            raise BadRequest(f"tools[{i}].function.name", f'"{tool.name}" is there twice')
+            raise BadRequest(f"{one.path}.name", f'"{tool.name}" is there twice')
         tools[tool.name] = tool
     n_bytes = len(msgspec.json.encode(tools))
     if n_bytes > MAX_TOOLS_BYTES:
@@ -71,22 +87,27 @@ def tools_of(definitions: Sequence[ToolDefinition] | None, max_name_chars: int) 
     return tuple(tools.values())
 
 
-def _tool(wire: ToolDefinition, path: str, max_name_chars: int) -> Tool:
+def _wanted(wire: ToolDefinition, path: str) -> WantedTool:
     if wire.type not in (None, "", "function"):
         raise BadRequest(f"{path}.type", f'"{wire.type[:_MAX_SHOWN]}" is not "function"')
     function = wire.function
     if function is None:
         raise BadRequest(f"{path}.function", "is required")
-    path += ".function"
-    name = function.name or ""
+    return WantedTool(
+        function.name, function.description, function.parameters, f"{path}.function", "parameters"
+    )
+
+
+def _tool(wanted: WantedTool, max_name_chars: int) -> Tool:
+    name = wanted.name or ""
     if not re.fullmatch(rf"[A-Za-z0-9_.-]{{1,{max_name_chars}}}", name):
         raise BadRequest(
-            f"{path}.name",
+            f"{wanted.path}.name",
             f"must be 1 to {max_name_chars} letters, digits, `_`, `-` or `.`, "
             f'not "{name[:_MAX_SHOWN]}"',
         )
-    parameters = _parameters(function.parameters or {}, f"{path}.parameters")
-    return Tool(name, function.description or "", parameters)
+    parameters = _parameters(wanted.schema or {}, f"{wanted.path}.{wanted.schema_field}")
+    return Tool(name, wanted.description or "", parameters)
 
 
 def _parameters(schema: dict[str, Any], path: str) -> dict[str, Any]:
@@ -120,12 +141,12 @@ def chosen(
         case "none":
             return (), ToolChoice()
         case "required":
-            return _some(tools), ToolChoice(is_required=True, is_parallel=parallel)
+            return some(tools), ToolChoice(is_required=True, is_parallel=parallel)
         case {"type": "function", "function": {"name": str() as name}}:
-            _find(tools, name, "tool_choice.function.name")
+            find(tools, name, "tool_choice.function.name")
             return tools, ToolChoice(True, name, parallel)
         case {"type": "function", "name": str() as name}:
-            _find(tools, name, "tool_choice.name")
+            find(tools, name, "tool_choice.name")
             return tools, ToolChoice(True, name, parallel)
         case {"type": "allowed_tools", "allowed_tools": dict() as allowed}:
             return _allowed(tools, allowed, parallel)
@@ -136,14 +157,16 @@ def chosen(
     )
 
 
-def _some(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+def some(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The tools. Raises BadRequest when there are none to choose from."""
     if not tools:
         raise BadRequest("tool_choice", "there are no tools to choose from")
     return tools
 
 
-def _find(tools: tuple[Tool, ...], name: str, path: str) -> Tool:
-    for tool in _some(tools):
+def find(tools: tuple[Tool, ...], name: str, path: str) -> Tool:
+    """The tool of that name. Raises BadRequest at `path`."""
+    for tool in some(tools):
         if tool.name == name:
             return tool
     raise BadRequest(path, f'there is no tool "{name[:_MAX_SHOWN]}"')
@@ -163,7 +186,7 @@ def _allowed(
     for i, entry in enumerate(wanted):
         match entry:
             case {"function": {"name": str() as name}} | {"name": str() as name}:
-                names.add(_find(tools, name, f"{path}.tools[{i}].function.name").name)
+                names.add(find(tools, name, f"{path}.tools[{i}].function.name").name)
             case _:
                 raise BadRequest(f"{path}.tools[{i}]", "must name a function")
     some = tuple(tool for tool in tools if tool.name in names)

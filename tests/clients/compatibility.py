@@ -50,7 +50,8 @@ class Compatibility:
         lines = [_row(["feature", *clients]), _row(["---"] * (len(clients) + 1))]
         for feature in sorted(rows, key=lambda name: (-len(rows[name]), name)):
             lines.append(_row([feature, *(rows[feature].get(client, "") for client in clients)]))
-        return "\n".join([_INTRODUCTION, *lines, "", *sorted(self.notes)]).rstrip() + "\n"
+        notes = [f"* {note}" for note in sorted(self.notes)]
+        return "\n".join([_INTRODUCTION, *lines, "", *notes]).rstrip() + "\n"
 
 
 def _row(cells: Iterable[str]) -> str:

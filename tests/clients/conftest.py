@@ -10,11 +10,16 @@ from pathlib import Path
 import pytest
 from compatibility import WORKS, Compatibility
 from live import Daemon, write_fake_model
-from tool_models import CALLER, THINKER
+from tool_models import CALLER, GO_TOOL_TEMPLATE, THINKER
 
 MODEL = "smollm2:135m"
 # Names in the clients' own tests. They set no limit, and nobody reads these answers.
 _FOREIGN_NAMES = ("gpt-6-astra", "gpt-3.5-turbo-instruct", "llama3.2")
+# Anthropic's, which are asked about tools as well, and those that it warns of.
+_CLAUDE_NAMES = (
+    *("claude-opus-5-5", "claude-mythos-preview", "claude-opus-4-5", "claude-opus-4-5-20251101"),
+    *("claude-sonnet-4-5", "claude-sonnet-4-5-20250929"),
+)
 
 _FOUND = pytest.StashKey[Compatibility]()
 
@@ -50,6 +55,11 @@ def client_daemon(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) 
         for name in _FOREIGN_NAMES:
             body = {"model": name, "from": MODEL, "parameters": {"num_predict": 12}}
             daemon.json("POST", "/api/create", body | {"stream": False})
+        for name in _CLAUDE_NAMES:
+            # Their tests set a limit of 1024 tokens; without chance the answers are short.
+            made = {"template": GO_TOOL_TEMPLATE, "parameters": {"temperature": 0}}
+            body = {"model": name, "from": MODEL, "stream": False, **made}
+            daemon.json("POST", "/api/create", body)
         for name, script in (("caller", CALLER), ("thinker", THINKER)):
             daemon.create(name, write_fake_model(folder / f"{name}.gguf", script))
         yield daemon

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ _PROGRAMS = Path(__file__).parent / "programs"
 _LIMIT_S = 300
 
 OPENAI = "openai==3.57.0"
+ANTHROPIC = "anthropic==2.14.0"
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -111,40 +113,31 @@ _CHATS = Path("api_resources", "chat", "test_completions.py")
 _COMPLETIONS = Path("api_resources", "test_completions.py")
 
 
-def test_the_own_tests_of_openais_own_client(
-    client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path
-) -> None:
-    python = python_with(
-        OPENAI,
-        "pytest==9.2.0",
-        "pytest-asyncio==1.5.0",
-        "respx==0.23.1",
-        "inline-snapshot==0.36.1",
-        "dirty-equals==0.11",
-        "nest-asyncio==1.6.0",
-        "time-machine==3.6.0",
-    )
-    tests = own_tests_of_openai(tmp_path)
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    # Its own options ask for more plugins. Another HTTP library would only send the same bytes,
-    # stored completions belong to an account, and models are deleted by Ollama's route.
-    options = ["-o", "addopts=", "-k", "(create or Models) and not aiohttp and not delete"]
-    report = tmp_path / "report.xml"
+_TEST_TOOLS = (
+    "pytest==9.2.0",
+    "pytest-asyncio==1.5.0",
+    "respx==0.23.1",
+    "inline-snapshot==0.36.1",
+    "dirty-equals==0.11",
+    "nest-asyncio==1.6.0",
+    "time-machine==3.6.0",
+)
+
+
+def run_own_tests(python: Path, tests: Path, paths: list[Path], chosen: str, url: str) -> int:
+    """Runs a client's own tests against a server; returns how many there were, all of them good."""
+    folder = tests.parent
+    report = folder / "report.xml"
+    # Their own options ask for more plugins.
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
     subprocess.run(
-        [
-            *command,
-            *options,
-            f"--junitxml={report}",
-            tests / _CHATS,
-            tests / _COMPLETIONS,
-            tests / "api_resources" / "test_models.py",
-        ],
-        cwd=tests.parent,
+        [*command, "-k", chosen, f"--junitxml={report}", *(tests / path for path in paths)],
+        cwd=folder,
         env={
             "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
+            "HOME": str(folder),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "TEST_API_BASE_URL": f"{client_daemon.url}/v1",
+            "TEST_API_BASE_URL": url,
         },
         timeout=_LIMIT_S,
         capture_output=True,
@@ -153,11 +146,106 @@ def test_the_own_tests_of_openais_own_client(
     cases = list(ET.parse(report).getroot().iter("testcase"))
     failed = [case.get("name", "") for case in cases if case.find("failure") is not None]
     broken = [case.get("name", "") for case in cases if case.find("error") is not None]
-    assert len(cases) > 40
     assert (broken, failed) == ([], [])
+    return len(cases)
+
+
+def test_the_own_tests_of_openais_own_client(
+    client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path
+) -> None:
+    tests = own_tests_of_openai(tmp_path)
+    paths = [_CHATS, _COMPLETIONS, Path("api_resources", "test_models.py")]
+    # Another HTTP library would only send the same bytes, stored completions belong to an account,
+    # and models are deleted by Ollama's route.
+    chosen = "(create or Models) and not aiohttp and not delete"
+    python = python_with(OPENAI, *_TEST_TOOLS)
+    n_cases = run_own_tests(python, tests, paths, chosen, f"{client_daemon.url}/v1")
+    assert n_cases > 40
     client = OPENAI.replace("==", " ")
     compatibility.notes.append(
-        f"{client}'s own tests of chats, completions and models pass, all {len(cases)}; those that "
+        f"{client}'s own tests of chats, completions and models pass, all {n_cases}; those that "
         "send every parameter do so without what is refused here: `logit_bias` for a word, "
         "`web_search_options`, and for a model without fill-in-the-middle `suffix` with `echo`."
     )
+
+
+# ---- Anthropic's
+
+_ANTHROPIC_PYTHON = (ANTHROPIC, *_TEST_TOOLS, "http-snapshot==0.1.9")
+
+
+def test_anthropics_own_client(
+    client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path
+) -> None:
+    program = [python_with(*_ANTHROPIC_PYTHON), _PROGRAMS / "anthropic_messages.py"]
+    printed = run(program, client_daemon, tmp_path, **_CALLER_AND_THINKER)
+    note(compatibility, ANTHROPIC.replace("==", " "), printed)
+
+
+def test_anthropics_own_client_at_a_busy_server_with_a_key(
+    start_daemon: Callable[..., Daemon],
+    fake_model: Callable[..., Path],
+    compatibility: Compatibility,
+    tmp_path: Path,
+) -> None:
+    store = {"MODELS": tmp_path / "models"}
+    maker = start_daemon(**store)
+    maker.create("m", fake_model(pieces=["la "], endless=True, step_s=0.01))
+    maker.kill()
+    daemon = start_daemon(NUM_PARALLEL=1, MAX_QUEUE=1, API_KEY="sk-right", **store)
+    program = [python_with(*_ANTHROPIC_PYTHON), _PROGRAMS / "anthropic_busy.py"]
+    printed = run(program, daemon, tmp_path, MODEL="m", KEY="sk-right")
+    note(compatibility, ANTHROPIC.replace("==", " "), printed)
+
+
+@pytest.mark.skipif(not has_node(), reason="needs node and npm")
+def test_anthropics_own_client_for_javascript(
+    client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path
+) -> None:
+    program = node_folder_with("@anthropic-ai/sdk@1.14.0") / "anthropic_js.mjs"
+    program.write_text((_PROGRAMS / "anthropic_js.mjs").read_text())
+    printed = run(["node", program], client_daemon, tmp_path, **_CALLER_AND_THINKER)
+    note(compatibility, "anthropic-js 1.14.0", printed)
+
+
+# What their tests with every parameter of the beta routes send, and what is refused here: to
+# remember a conversation, to ask other servers for tools, to shorten a conversation.
+_REFUSED_BETA = re.compile(
+    r"^ +(?:thread|mcp_servers|compaction)=(?:.*,|[\[{]\n(?:.*\n)*? {12}[\]}],)\n", re.MULTILINE
+)
+# An example is no schema; what is one is held to.
+_EXAMPLE = '"schema": {"foo": "bar"}'
+_SCHEMA = '"schema": {"properties": {"foo": {"type": "boolean"}}, "required": ["foo"]}'
+
+
+def test_the_own_tests_of_anthropics_own_client(
+    client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path
+) -> None:
+    source = source_of(ANTHROPIC)
+    shutil.copy(source / "pyproject.toml", tmp_path)
+    tests = shutil.copytree(source / "tests", tmp_path / "tests")
+    paths = [Path("api_resources", *more, "test_messages.py") for more in ((), ("beta",))]
+    for path in paths:
+        text = (tests / path).read_text()
+        assert text.count(_EXAMPLE) >= 6
+        text, n_found = _REFUSED_BETA.subn("", text.replace(_EXAMPLE, _SCHEMA))
+        assert n_found >= 10 or path == paths[0]
+        (tests / path).write_text(text)
+    python = python_with(*_ANTHROPIC_PYTHON)
+    n_cases = run_own_tests(python, tests, paths, "not aiohttp", client_daemon.url)
+    assert n_cases > 80
+    client = ANTHROPIC.replace("==", " ")
+    compatibility.notes.append(
+        f"{client}'s own tests of messages and of their tokens, also in the beta form, pass, all "
+        f'{n_cases}; where they send `{{"foo": "bar"}}` as a JSON Schema, which is refused here, '
+        "they send one, and those that send every parameter do so without `thread`, `mcp_servers` "
+        "and `compaction`."
+    )
+
+
+def test_litellm_in_three_dialects(
+    client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path
+) -> None:
+    program = [python_with("litellm==1.110.2"), _PROGRAMS / "litellm_providers.py"]
+    printed = run(program, client_daemon, tmp_path, **_CALLER_AND_THINKER)
+    note(compatibility, "litellm 1.110.2", printed)

@@ -368,6 +368,7 @@ def test_every_setting_has_a_help_text() -> None:
 SAMPLES = [
     errors.BadRequest("messages[0].role", "is missing"),
     errors.Unsupported("m", "chat"),
+    errors.NotRemembered("thread"),
     errors.ContextOverflow(5000, 4096),
     errors.WindowTooLarge(131072, 20480),
     errors.TemplateFailed("no"),

@@ -28,6 +28,8 @@ class ScriptedAnswer:
         for step in script:
             self.script.put_nowait(step)
 
+    n_prompt = 3
+
     def __aiter__(self):
         return self
 
@@ -69,6 +71,10 @@ class ScriptedService:
         if self.error is not None:
             raise self.error
         return self.answer
+
+    async def count(self, call: Call) -> int:
+        await self.open(call)
+        return self.answer.n_prompt
 
     def resident(self) -> tuple[Resident, ...]:
         return self.residents

@@ -1,6 +1,8 @@
 """The table of errors covers both trees, and replies give nothing away."""
 
 import inspect
+import json
+import re
 
 import pytest
 
@@ -43,13 +45,44 @@ def test_an_error_without_a_row_says_nothing_and_is_logged(caplog):
     assert "ValueError" in caplog.text
 
 
-def test_both_dialects():
+def test_each_dialect_has_its_own_form():
     error = ours.BadRequest("messages[2].role", "expected `str`")
     assert error_response(error, "native").body == (b'{"error":"messages[2].role: expected `str`"}')
     assert error_response(error, "openai").body == (
         b'{"error":{"message":"messages[2].role: expected `str`","type":"invalid_request_error",'
         b'"param":"messages[2].role","code":null}}'
     )
+    reply = error_response(error, "anthropic")
+    request_id = reply.headers["request-id"]
+    assert re.fullmatch("req_[0-9a-f]{24}", request_id)
+    assert json.loads(reply.body) == {
+        "type": "error",
+        "error": {
+            "type": "invalid_request_error",
+            "message": "messages[2].role: expected `str`",
+        },
+        "request_id": request_id,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (refusals.KeyMissing(), 401, "authentication_error"),
+        (refusals.OriginRefused("https://x.example"), 403, "permission_error"),
+        (store.ModelNotFound("m"), 404, "not_found_error"),
+        (refusals.WrongMethod("GET", "/v1/messages", "POST"), 405, "invalid_request_error"),
+        (refusals.BodyTooLarge(1 << 20), 413, "request_too_large"),
+        (refusals.KeyBusy(1, 2, 1), 429, "rate_limit_error"),
+        (ours.EngineFailed(1), 500, "api_error"),
+        (ours.QueueFull(5, 3), 503, "overloaded_error"),
+    ],
+)
+def test_anthropics_type_follows_from_the_status(error, status, kind):
+    reply = error_response(error, "anthropic")
+    assert (reply.status_code, json.loads(reply.body)["error"]["type"]) == (status, kind)
+    if status in (429, 503):
+        assert reply.headers["retry-after"] in ("1", "3")
 
 
 def test_a_window_that_memory_cannot_hold_says_which_one_it_can():

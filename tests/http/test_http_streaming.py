@@ -26,7 +26,9 @@ GENERATE = ("/api/generate", {"model": "m", "prompt": "hi"})
 CHAT = ("/api/chat", {"model": "m", "messages": HI})
 OPENAI = ("/v1/chat/completions", {"model": "m", "messages": HI, "stream": True})
 COMPLETION = ("/v1/completions", {"model": "m", "prompt": "hi", "stream": True})
+MESSAGES = ("/v1/messages", {"model": "m", "messages": HI, "max_tokens": 9, "stream": True})
 ROUTES = [GENERATE, CHAT, OPENAI, COMPLETION]
+ALL = [*ROUTES, MESSAGES]
 LOST = RunnerLost("decode", "cannot open /home/somebody/models/blob-1: killed by signal 9")
 
 
@@ -92,7 +94,7 @@ def test_an_openai_stream(tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ALL)
 def test_without_stream_the_text_is_one_object(tmp_path, route):
     async def main():
         service = ScriptedService(*deltas("He", "llo"), DONE)
@@ -315,7 +317,7 @@ def test_an_error_before_the_first_byte_has_its_status(tmp_path, error, status, 
 def test_an_unknown_model_is_named_as_it_was_sent(tmp_path):
     async def main():
         service = ScriptedService(error=ModelNotFound("m:latest"))
-        for route in ROUTES:
+        for route in ALL:
             _, _, body = await post(service, tmp_path, route).run()
             assert b"model 'm' not found" in body
 
@@ -370,7 +372,7 @@ def test_an_answer_that_ends_without_its_done_is_an_error(tmp_path, stream):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ALL)
 def test_a_client_that_leaves_before_the_answer_is_open(tmp_path, route, stream):
     async def main():
         service = ScriptedService()
@@ -388,7 +390,7 @@ def test_a_client_that_leaves_before_the_answer_is_open(tmp_path, route, stream)
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n_before", [0, 5])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ALL)
 def test_a_client_that_leaves_closes_the_answer(tmp_path, route, n_before, stream):
     async def main():
         service = ScriptedService(*deltas(*"x" * n_before))

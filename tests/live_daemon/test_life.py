@@ -130,14 +130,19 @@ def test_a_template_that_never_ends_costs_its_model_a_runner_and_nobody_else_any
 ) -> None:
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     daemon = start_daemon()
-    daemon.create("loops", fake_model(pieces=["x"], chat_template=loop))
+    for name in ("loops", "counted"):
+        daemon.create(name, fake_model(pieces=[name], chat_template=loop))
     daemon.create("fine", fake_model(pieces=["ok"]))
     with ThreadPoolExecutor() as pool:
         stuck = pool.submit(daemon.request, "POST", "/api/chat", chat_body("loops", "hi"))
+        body = {"model": "counted", "messages": [{"role": "user", "content": "hi"}]}
+        count = pool.submit(daemon.request, "POST", "/v1/messages/count_tokens", body)
         assert daemon.chat("fine", "hi")["message"]["content"] == "ok"
         status, data = stuck.result()
-    assert status == 500
+        counted = count.result()
+    assert (status, counted[0]) == (500, 500)
     assert "did not finish within" in json.loads(data)["error"]
+    assert "did not finish within" in json.loads(counted[1])["error"]["message"]
     assert daemon.chat("fine", "hi")["message"]["content"] == "ok"
 
 

@@ -25,7 +25,7 @@ class Desk:
     def submit(self, index: int) -> RequestStream:
         assert index == len(self.streams), "in order, each once"
         stream = RequestStream(index, self.cancelled.append)
-        stream.accept()
+        stream.accept(3)
         self.streams.append(stream)
         return stream
 

@@ -7,7 +7,16 @@ of one that is too long is `fit`'s arithmetic.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localrun.core import ChatPrompt, FillPrompt, Message, RawPrompt, Think
+from localrun.core import (
+    ChatPrompt,
+    CountPrompt,
+    FillPrompt,
+    Message,
+    Overflow,
+    RawPrompt,
+    SamplingParams,
+    Think,
+)
 from localrun.errors import BadRequest, ContextOverflow, Unsupported
 from localrun.ipc.messages import Submit
 from localrun.runner.model import Matcher, Vocab
@@ -71,8 +80,7 @@ class Composer:
                 fitted = self._fill(prompt, submit)
             case ChatPrompt() as prompt:
                 fitted, style = self._chat(prompt, submit)
-        # llama.cpp needs a token to start from; an empty prompt without BOS has none.
-        tokens = fitted.tokens or self._vocab.tokenize(" ")
+        tokens = self._startable(fitted.tokens)
         if len(tokens) >= submit.n_ctx:
             raise ContextOverflow(len(tokens), submit.n_ctx)
         return Prepared(
@@ -83,6 +91,32 @@ class Composer:
             style,
             constraint_of(submit, style, self._control_id),
         )
+
+    def count(self, number: int, wanted: CountPrompt) -> int:
+        """Tokens of a chat, all of it, also where it is too long for the window.
+
+        `number` is the request's id. Raises BadRequest, TemplateFailed, Unsupported, and
+        ContextOverflow when it is so long that nobody counts it.
+        """
+        submit = Submit(
+            number,
+            wanted.prompt,
+            SamplingParams(),
+            wanted.n_ctx,
+            Overflow(cuts=False),
+            wanted.template,
+        )
+        try:
+            fitted, _ = self._chat(wanted.prompt, submit)
+        except ContextOverflow as error:
+            if error.is_at_least:
+                raise
+            return error.n_tokens
+        return len(self._startable(fitted.tokens))
+
+    def _startable(self, tokens: list[int]) -> list[int]:
+        # llama.cpp needs a token to start from; an empty prompt without BOS has none.
+        return tokens or self._vocab.tokenize(" ")
 
     def _control_id(self, text: str) -> int | None:
         """The control token that is spelled so, if there is one."""
@@ -138,7 +172,7 @@ class Composer:
             submit.template, tools=bool(prompt.tools), thinking=bool(prompt.think)
         )
         markup = self._renderer.markup(source)
-        think = _thinking(markup, prompt.think)
+        think = _thinking(markup, prompt)
         if prompt.tools and not (markup.knows_tools or prompt.choice.is_required):
             raise Unsupported("", "tools", "tools")
         check_size(sum(len(str(tool)) for tool in as_dicts(prompt.tools)), n_ctx)
@@ -178,13 +212,14 @@ class Composer:
         return Fitted(fitted.tokens, fitted.n_dropped + n_left_out), style
 
 
-def _thinking(markup: Markup, think: Think) -> Think:
+def _thinking(markup: Markup, prompt: ChatPrompt) -> Think:
     """What the template is told; nothing where the model cannot think. Raises Unsupported.
 
     A model that can does, unless it is told not to. Source: Ollama.
     """
+    think = prompt.think
     if markup.tags is None:
-        if think:
+        if think and not prompt.may_not_think:
             raise Unsupported("", "thinking", "think")
         return None
     if think is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from localrun.core import SCHEMA_PATH, EmbedTexts
+from localrun.core import SCHEMA_PATH, Count, CountPrompt, EmbedTexts
 from localrun.errors import BadRequest, LocalrunError
 from localrun.ipc.messages import Answered, Ask, Cancel, Rendering, Submit
 from localrun.runner.engine.embedder import EmbedJob
@@ -102,9 +102,13 @@ class PromptThread:
         return Compiler(self._vocab)
 
     def _asked(self, wanted: Ask) -> Answered | EmbedJob:
-        if isinstance(wanted.question, EmbedTexts):
-            return self._questions.job(wanted.id, wanted.question)
-        return Answered(wanted.id, self._questions.answer(wanted.question))
+        match wanted.question:
+            case EmbedTexts() as question:
+                return self._questions.job(wanted.id, question)
+            case CountPrompt() as question:
+                return Answered(wanted.id, Count(self._composer.count(wanted.id, question)))
+            case question:
+                return Answered(wanted.id, self._questions.answer(question))
 
     def _drain(self, *, block: bool) -> None:
         try:

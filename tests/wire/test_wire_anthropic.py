@@ -1,0 +1,359 @@
+"""Anthropic's dialect: what a body becomes, and what is refused with which path."""
+
+import json
+from typing import Any
+
+import pytest
+
+from localrun.core import Call, ChatPrompt, Choice, Done, Message, Tool, ToolCall, ToolChoice, Usage
+from localrun.errors import BadRequest, NotRemembered, Unsupported
+from localrun.wire.anthropic import MessageRequest, decode_count_tokens, decode_messages
+from localrun.wire.anthropic_writer import AnthropicWriter
+from localrun.wire.structure import OUTPUT_PLACES
+
+HI = [{"role": "user", "content": "hi"}]
+WEATHER = {"name": "weather", "description": "Tells it", "input_schema": {"type": "object"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+
+
+def decode(**fields: Any) -> MessageRequest:
+    body = {"model": "m", "max_tokens": 9, "messages": HI, **fields}
+    return decode_messages(json.dumps(body).encode())
+
+
+def prompt(**fields: Any) -> ChatPrompt:
+    (found,) = decode(**fields).call.prompts
+    assert isinstance(found, ChatPrompt)
+    return found
+
+
+def turns(*content: Any, role: str = "user") -> tuple[Message, ...]:
+    return prompt(messages=[{"role": role, "content": list(content)}]).messages
+
+
+def text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def test_a_plain_request():
+    request = decode()
+    expected = ChatPrompt((Message("user", "hi"),), may_not_think=True)
+    assert request.call == Call("m", (expected,), {"num_predict": 9}, places=OUTPUT_PLACES)
+    assert (request.stream, request.ignored, request.shows_thinking) == (False, (), True)
+
+
+def test_options_have_their_names_here():
+    request = decode(
+        max_tokens=7, temperature=0.5, top_p=0.25, top_k=3, stop_sequences=["a", "b"], stream=True
+    )
+    assert request.stream
+    assert request.call.options == {
+        "num_predict": 7,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3,
+        "stop": ("a", "b"),
+    }
+
+
+def test_all_other_fields_may_be_null():
+    names = ("system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences")
+    more = ("temperature", "top_p", "top_k", "stream", "mcp_servers", "metadata", "service_tier")
+    assert decode(**dict.fromkeys(names + more)) == decode()
+
+
+def test_what_only_their_servers_know_is_ignored():
+    more = {"metadata": {"user_id": "u"}, "service_tier": "auto", "container": {"id": "x"}}
+    request = decode(**more, cache_control={"type": "ephemeral"}, inference_geo="x", seed=3)
+    assert request.call == decode().call
+    assert request.ignored == ("seed",)
+
+
+@pytest.mark.parametrize(
+    "system", ["Be brief.", [text("Be "), text("brief.") | {"cache_control": {"type": "x"}}]]
+)
+def test_a_system_text_comes_first(system):
+    first, second = prompt(system=system).messages
+    assert (first, second) == (Message("system", "Be brief."), Message("user", "hi"))
+
+
+@pytest.mark.parametrize("system", ["", []])
+def test_an_empty_system_text_is_none(system):
+    assert prompt(system=system).messages == (Message("user", "hi"),)
+
+
+CALL = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+
+
+@pytest.mark.parametrize(
+    ("role", "content", "expected"),
+    [
+        ("user", [text("a"), text("b")], [Message("user", "ab")]),
+        ("user", [], [Message("user")]),
+        ("system", [text("a")], [Message("system", "a")]),
+        (
+            "assistant",
+            [THOUGHT, text("Let me look."), CALL],
+            [
+                Message(
+                    "assistant",
+                    "Let me look.",
+                    "Hm.",
+                    (ToolCall("weather", {"city": "Oslo"}, "t1"),),
+                )
+            ],
+        ),
+        (
+            "assistant",
+            [CALL | {"input": {}}, CALL | {"id": "t2", "caller": {"type": "direct"}}],
+            [
+                Message(
+                    "assistant",
+                    tool_calls=(
+                        ToolCall("weather", {}, "t1"),
+                        ToolCall("weather", {"city": "Oslo"}, "t2"),
+                    ),
+                )
+            ],
+        ),
+        (
+            "user",
+            [
+                text("And?"),
+                {"type": "tool_result", "tool_use_id": "t1", "content": "Rain"},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t2",
+                    "content": [text("So"), text("me")],
+                    "is_error": True,
+                },
+                {"type": "tool_result", "tool_use_id": "t3"},
+            ],
+            [
+                Message("tool", "Rain", tool_call_id="t1"),
+                Message("tool", "Some", tool_call_id="t2"),
+                Message("tool", "", tool_call_id="t3"),
+                Message("user", "And?"),
+            ],
+        ),
+        (
+            "user",
+            [{"type": "tool_result", "tool_use_id": "t1", "content": "Rain"}],
+            [Message("tool", "Rain", tool_call_id="t1")],
+        ),
+    ],
+)
+def test_turns(role, content, expected):
+    assert list(turns(*content, role=role)) == expected
+
+
+def test_blocks_that_nobody_here_can_use_are_passed_over_and_named():
+    blocks = [
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"type": "error"}},
+        {"type": "document", "source": {"type": "url", "url": "x"}, "title": None},
+        {"type": "search_result", "source": "x", "title": "t", "content": [text("x")]},
+        text("hi"),
+    ]
+    request = decode(messages=[{"role": "user", "content": blocks}])
+    assert request.call.prompts == decode().call.prompts
+    assert request.ignored == tuple(block["type"] for block in blocks[:-1])
+
+
+def test_tools_with_their_schemas():
+    schema = {"type": "object", "properties": {"b": {"type": "string"}, "a": {}}}
+    tool = {"name": "f", "input_schema": schema, "type": "custom", "strict": True}
+    found = prompt(tools=[WEATHER, tool])
+    assert found.tools == (
+        Tool("weather", "Tells it", {"type": "object"}),
+        Tool("f", "", schema),
+    )
+    assert list(found.tools[1].parameters["properties"]) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, ToolChoice()),
+        ({"type": "auto"}, ToolChoice()),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice(is_parallel=False)),
+        ({"type": "any"}, ToolChoice(is_required=True)),
+        ({"type": "any", "disable_parallel_tool_use": True}, ToolChoice(True, "", False)),
+        ({"type": "tool", "name": "weather"}, ToolChoice(True, "weather")),
+    ],
+)
+def test_which_tool_has_to_be_called(choice, expected):
+    found = prompt(tools=[WEATHER], tool_choice=choice)
+    assert (len(found.tools), found.choice) == (1, expected)
+
+
+def test_no_tool_may_be_called():
+    found = prompt(tools=[WEATHER], tool_choice={"type": "none"})
+    assert (found.tools, found.choice) == ((), ToolChoice())
+
+
+@pytest.mark.parametrize(
+    ("thinking", "effort", "think"),
+    [
+        (None, None, None),
+        ({"type": "enabled", "budget_tokens": 2048}, None, True),
+        ({"type": "disabled"}, None, False),
+        ({"type": "adaptive"}, None, None),
+        ({"type": "between_tools"}, None, None),
+        ({"type": "disabled"}, "high", False),
+        ({"type": "enabled", "budget_tokens": 1}, "low", "low"),
+        ({"type": "adaptive"}, "medium", "medium"),
+        (None, "high", "high"),
+        (None, "xhigh", "high"),
+        (None, "max", "max"),
+    ],
+)
+def test_thinking(thinking, effort, think):
+    found = prompt(thinking=thinking, output_config={"effort": effort})
+    assert (found.think, found.may_not_think) == (think, True)
+
+
+def test_thinking_may_be_left_out_of_the_reply():
+    assert not decode(thinking={"type": "adaptive", "display": "omitted"}).shows_thinking
+    assert decode(thinking={"type": "adaptive", "display": "summarized"}).shows_thinking
+
+
+def test_a_schema_for_the_answer():
+    schema = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "null"}}}
+    call = decode(output_config={"format": {"type": "json_schema", "schema": schema}}).call
+    assert json.loads(call.schema or "") == schema
+    assert (call.schema or "").index('"b"') < (call.schema or "").index('"a"')
+
+
+def test_an_older_place_of_the_schema_is_read():
+    form = {"type": "json_schema", "schema": {"type": "boolean"}}
+    assert json.loads(decode(output_format=form).call.schema or "") == {"type": "boolean"}
+
+
+def test_a_conversation_that_the_server_should_remember_is_refused():
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        with pytest.raises(NotRemembered) as error:
+            decode(thread=thread)
+        assert error.value.path == "thread"
+
+
+def _content(*blocks: Any) -> dict[str, Any]:
+    return {"messages": [*HI, {"role": "user", "content": list(blocks)}]}
+
+
+def _tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [WEATHER, {"name": "f", "input_schema": {}, **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"model": None}, "model"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 2**40}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"top_k": "x"}, "top_k"),
+        ({"stop_sequences": [1]}, "stop_sequences[0]"),
+        (_content({"type": "text"}), "messages[1].content[0]"),
+        (_content({"type": "text", "text": 1}), "messages[1].content[0].text"),
+        (_content({"text": "x"}), "messages[1].content[0].type"),
+        (_content("x"), "messages[1].content[0]"),
+        (_content(CALL | {"id": ""}), "messages[1].content[0].id"),
+        (_content(CALL | {"name": ""}), "messages[1].content[0].name"),
+        (_content(CALL | {"input": [1]}), "messages[1].content[0].input"),
+        (_content(text("x"), {"type": "tool_use", "id": "t"}), "messages[1].content[1]"),
+        (_content({"type": "tool_result"}), "messages[1].content[0]"),
+        (
+            _content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text"}]}),
+            "messages[1].content[0].content[0]",
+        ),
+        (_tool(input_schema=None), "tools[1].input_schema"),
+        (_tool(name="no spaces"), "tools[1].name"),
+        (_tool(name="weather"), "tools[1].name"),
+        (_tool(input_schema={"type": "array"}), "tools[1].input_schema.type"),
+        (_tool(type="web_search_20250305"), "tools[1].type"),
+        (_tool(type="bash_20250124"), "tools[1].type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        (_tool() | {"tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        (_tool() | {"tool_choice": {"type": "tool"}}, "tool_choice"),
+        (_tool() | {"tool_choice": "any"}, "tool_choice"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        ({"output_config": {"format": "json"}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
+            "output_config.format.schema.type",
+        ),
+        ({"compaction": {"type": "x"}}, "compaction"),
+        ({"mcp_servers": [{"type": "url", "url": "https://x.example"}]}, "mcp_servers"),
+    ],
+)
+def test_what_is_wrong_is_named(fields, path):
+    with pytest.raises(BadRequest) as error:
+        decode(**fields)
+    assert error.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("content", "path"),
+    [
+        ([IMAGE], "messages[0].content[0]"),
+        (
+            [{"type": "tool_result", "tool_use_id": "t", "content": [text("x"), IMAGE]}],
+            "messages[0].content[0].content[1]",
+        ),
+    ],
+)
+def test_images_are_refused_with_their_place(content, path):
+    with pytest.raises(Unsupported) as error:
+        decode(messages=[{"role": "user", "content": content}])
+    assert (error.value.capability, error.value.path) == ("vision", path)
+
+
+def test_a_count_needs_no_limit_and_has_the_same_prompt():
+    more = {"system": "Be brief.", "tools": [WEATHER], "thinking": {"type": "disabled"}}
+    body = {"model": "m", "messages": HI, **more}
+    call = decode_count_tokens(json.dumps(body).encode())
+    assert call.prompts == decode(**more).call.prompts
+
+
+@pytest.mark.parametrize(
+    ("done", "reason", "stop"),
+    [
+        (Done("stop", Usage()), "end_turn", None),
+        (Done("length", Usage()), "max_tokens", None),
+        (Done("stop", Usage(), stop_text="END"), "stop_sequence", "END"),
+    ],
+)
+def test_why_a_message_has_ended(done, reason, stop):
+    message = json.loads(AnthropicWriter("m", "req_1").whole([Choice("", done)]))
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
+    streamed = AnthropicWriter("m", "req_1").final(done)
+    delta = json.loads(streamed.split(b"\n")[1].removeprefix(b"data: "))["delta"]
+    assert delta == {"stop_reason": reason, "stop_sequence": stop}
+
+
+def test_tokens_that_the_window_does_not_hold_are_shown():
+    done = Done("stop", Usage(prompt_count=8, dropped_count=5))
+    message = json.loads(AnthropicWriter("m", "req_1").whole([Choice("", done)]))
+    assert message["usage"]["dropped_tokens"] == 5
+
+
+def test_ids_have_anthropics_form():
+    first, second = (
+        json.loads(AnthropicWriter("m", "req_1").whole([Choice("", Done("stop", Usage()))]))["id"]
+        for _ in range(2)
+    )
+    assert first != second
+    assert (first[:4], len(first)) == ("msg_", 28)
