@@ -37,7 +37,7 @@ class _Message(msgspec.Struct):
 
 class _Call(msgspec.Struct):
     name: str
-    arguments: str | None = None
+    arguments: Any = None
     call_id: str | None = None
     namespace: str | None = None
 
