@@ -64,6 +64,12 @@ assert.equal(thought.output[0].summary[0].text.trim(), "It is in France.");
 assert.equal(thought.output_text, "Paris.");
 works("responses with thinking");
 
+const vectors = await client.embeddings.create({ model: process.env.EMBEDDER, input: ["A cat.", "A kitten.", "The stock market."] });
+const [cat, kitten, market] = vectors.data.map((one) => one.embedding);
+const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+assert(dot(cat, kitten) > dot(cat, market));
+works("embeddings");
+
 await assert.rejects(client.responses.create({ model: "no-such-model", input: "x" }), (error) => {
   assert(error instanceof OpenAI.NotFoundError);
   return true;
