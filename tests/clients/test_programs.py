@@ -218,7 +218,8 @@ def test_the_own_tests_of_openais_own_client(
         "what is refused here: `logit_bias` for a word, `web_search_options`, and for a model "
         "without fill-in-the-middle `suffix` with `echo`; of responses `background`, "
         "`context_management`, `conversation`, `moderation`, `previous_response_id` and `prompt`. "
-        "Those that ask for a response without a model and an input send both."
+        "Those that ask for a response without a model and an input send both; all ask for vectors "
+        "as numbers."
     )
 
 
