@@ -99,6 +99,13 @@ def test_openai_for_javascript(
     note(compatibility, "openai-js 6.30.1", printed)
 
 
+def test_openai_agents(client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path) -> None:
+    python = python_with("openai-agents==0.24.0", OPENAI)
+    program = [python, _PROGRAMS / "openai_agents.py"]
+    printed = run(program, client_daemon, tmp_path, **_CALLER_AND_THINKER)
+    note(compatibility, "openai-agents 0.24.0", printed)
+
+
 def test_llama_index(client_daemon: Daemon, compatibility: Compatibility, tmp_path: Path) -> None:
     python = python_with("llama-index-llms-ollama==0.11.0")
     program = [python, _PROGRAMS / "llama_index_chat.py"]
