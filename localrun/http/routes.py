@@ -31,6 +31,7 @@ from localrun.http.pull import PullApi
 from localrun.http.push import PushApi
 from localrun.http.refusals import UnknownRoute, WrongMethod
 from localrun.http.requests import ApiRequest, Bodies
+from localrun.http.responses import ResponsesApi
 from localrun.http.storage import StorageApi
 from localrun.http.tokens import TokensApi
 from localrun.http.turns import Turns
@@ -108,6 +109,7 @@ def table(
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/v1/chat/completions", openai.chat_completions),
         ("POST", "/v1/completions", openai.completions),
+        ("POST", "/v1/responses", ResponsesApi(service).create),
         ("POST", "/v1/embeddings", embeddings.openai),
         ("POST", "/v1/rerank", embeddings.rerank),
         ("POST", MESSAGES_PATH, messages.messages),

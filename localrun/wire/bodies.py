@@ -104,7 +104,12 @@ def content_text(content: str | list[Part] | None, path: str, model: str) -> str
     return "".join(_part_text(part, f"{path}[{i}]", model) for i, part in enumerate(content))
 
 
-_NEEDED = {"image_url": "vision", "image": "vision", "input_audio": "audio"}
+_NEEDED = {
+    "image_url": "vision",
+    "image": "vision",
+    "input_image": "vision",
+    "input_audio": "audio",
+}
 
 
 def _part_text(part: Part, path: str, model: str) -> str:

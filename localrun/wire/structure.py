@@ -43,6 +43,30 @@ def schema_of_format(value: Any) -> str | None:
     return _checked(value, SCHEMA_PATH)
 
 
+# Where OpenAI's responses have it.
+TEXT_SCHEMA = "text.format.schema"
+
+
+def schema_of_text_format(value: Any) -> str | None:
+    """The schema that a `text.format` stands for; None for free text. Raises BadRequest."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise BadRequest("text.format", f"must be an object, and not {shown(value)}")
+    match value.get("type"):
+        case None | "text":
+            return None
+        case "json_object":
+            return _ANY_OBJECT
+        case "json_schema":
+            if "schema" not in value:
+                raise BadRequest(TEXT_SCHEMA, "is missing")
+            return _checked(value["schema"], TEXT_SCHEMA)
+        case kind:
+            problem = f"{shown(kind)} is not one of text, json_object, json_schema"
+            raise BadRequest("text.format.type", problem)
+
+
 def schema_of_response_format(value: Any) -> str | None:
     """The schema that a `response_format` stands for; None for free text. Raises BadRequest."""
     if value is None:

@@ -149,7 +149,9 @@ def chosen(
             find(tools, name, "tool_choice.name")
             return tools, ToolChoice(True, name, parallel)
         case {"type": "allowed_tools", "allowed_tools": dict() as allowed}:
-            return _allowed(tools, allowed, parallel)
+            return _allowed(tools, allowed, parallel, "tool_choice.allowed_tools")
+        case {"type": "allowed_tools"}:
+            return _allowed(tools, choice, parallel, "tool_choice")
     raise BadRequest(
         "tool_choice",
         'must be "none", "auto", "required" or '
@@ -173,10 +175,9 @@ def find(tools: tuple[Tool, ...], name: str, path: str) -> Tool:
 
 
 def _allowed(
-    tools: tuple[Tool, ...], wire: dict[str, Any], parallel: bool
+    tools: tuple[Tool, ...], wire: dict[str, Any], parallel: bool, path: str
 ) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Some of the tools; the others are left out of the prompt, too."""
-    path = "tool_choice.allowed_tools"
+    """Some of the tools; the others are left out of the prompt, too. `wire` stands at `path`."""
     mode, wanted = wire.get("mode") or "auto", wire.get("tools")
     if mode not in ("auto", "required"):
         raise BadRequest(f"{path}.mode", 'must be "auto" or "required"')
@@ -185,8 +186,10 @@ def _allowed(
     names = set()
     for i, entry in enumerate(wanted):
         match entry:
-            case {"function": {"name": str() as name}} | {"name": str() as name}:
+            case {"function": {"name": str() as name}}:
                 names.add(find(tools, name, f"{path}.tools[{i}].function.name").name)
+            case {"name": str() as name}:
+                names.add(find(tools, name, f"{path}.tools[{i}].name").name)
             case _:
                 raise BadRequest(f"{path}.tools[{i}]", "must name a function")
     some = tuple(tool for tool in tools if tool.name in names)

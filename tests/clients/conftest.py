@@ -15,6 +15,7 @@ from tool_models import CALLER, GO_TOOL_TEMPLATE, THINKER
 MODEL = "smollm2:135m"
 # Names in the clients' own tests. They set no limit, and nobody reads these answers.
 _FOREIGN_NAMES = ("gpt-6-astra", "gpt-3.5-turbo-instruct", "llama3.2")
+_FOREIGN_EMBEDDER = "text-embedding-3-small"
 # Anthropic's, which are asked about tools as well, and those that it warns of.
 _CLAUDE_NAMES = (
     *("claude-opus-5-5", "claude-mythos-preview", "claude-opus-4-5", "claude-opus-4-5-20251101"),
@@ -46,7 +47,9 @@ def compatibility(pytestconfig: pytest.Config) -> Compatibility:
 
 
 @pytest.fixture(scope="session")
-def client_daemon(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def client_daemon(
+    smollm2_path: Path, minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Daemon]:
     """A daemon for the whole session; tests leave its models as they find them."""
     folder = tmp_path_factory.mktemp("clients")
     daemon = Daemon({"MODELS": folder / "models", "CONTEXT_LENGTH": 2048}, folder / "daemon.log")
@@ -60,6 +63,11 @@ def client_daemon(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) 
             made = {"template": GO_TOOL_TEMPLATE, "parameters": {"temperature": 0}}
             body = {"model": name, "from": MODEL, "stream": False, **made}
             daemon.json("POST", "/api/create", body)
+        modelfile = folder / "Modelfile"
+        modelfile.write_text(f"FROM {minilm_folder}\n")
+        code, _, error = daemon.cli("create", "minilm", "-f", str(modelfile))
+        assert code == 0, error
+        daemon.json("POST", "/api/copy", {"source": "minilm", "destination": _FOREIGN_EMBEDDER})
         for name, script in (("caller", CALLER), ("thinker", THINKER)):
             daemon.create(name, write_fake_model(folder / f"{name}.gguf", script))
         yield daemon

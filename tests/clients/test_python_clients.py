@@ -123,11 +123,9 @@ def test_ollama_stream_that_is_left_frees_its_slot(
 # ---- what is not there yet is refused in words that a person understands
 
 _OLLAMA_TRIES: dict[str, Callable[[ollama.Client], object]] = {
-    "embeddings": lambda client: client.embed(MODEL, "Paris"),
     "log-probabilities": lambda client: client.chat(MODEL, QUESTION, logprobs=True, options=SHORT),
 }
 _OPENAI_TRIES: dict[str, Callable[[openai.OpenAI], object]] = {
-    "embeddings": lambda client: client.embeddings.create(model=MODEL, input="Paris"),
     "log-probabilities": lambda client: client.chat.completions.create(
         model=MODEL, messages=QUESTION, logprobs=True, max_tokens=8
     ),

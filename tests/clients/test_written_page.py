@@ -4,7 +4,7 @@ import pytest
 from compatibility import PAGE, Compatibility
 
 # With fewer, some tests were left out or skipped.
-_N_CLIENTS = 9
+_N_CLIENTS = 12
 
 
 def test_the_page_is_what_the_clients_show(compatibility: Compatibility) -> None:

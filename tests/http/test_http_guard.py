@@ -268,7 +268,13 @@ def test_every_route_that_writes_to_the_store_counts_as_a_change(tmp_path):
     rows = table(ScriptedService(), Store(tmp_path), None, Registries())
     asks = {"/api/show", "/api/generate", "/api/chat", "/v1/chat/completions", "/v1/completions"}
     asks |= {"/api/tokenize", "/api/detokenize", "/api/embed", "/api/embeddings"}
-    asks |= {"/v1/embeddings", "/v1/rerank", "/v1/messages", "/v1/messages/count_tokens"}
+    asks |= {
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    }
     cloud = {"/api/me", "/api/signout", "/api/user/keys/{key}"}
     for methods, path, _ in rows:
         for method in methods.split():

@@ -27,8 +27,9 @@ CHAT = ("/api/chat", {"model": "m", "messages": HI})
 OPENAI = ("/v1/chat/completions", {"model": "m", "messages": HI, "stream": True})
 COMPLETION = ("/v1/completions", {"model": "m", "prompt": "hi", "stream": True})
 MESSAGES = ("/v1/messages", {"model": "m", "messages": HI, "max_tokens": 9, "stream": True})
+RESPONSES = ("/v1/responses", {"model": "m", "input": "hi", "stream": True})
 ROUTES = [GENERATE, CHAT, OPENAI, COMPLETION]
-ALL = [*ROUTES, MESSAGES]
+ALL = [*ROUTES, MESSAGES, RESPONSES]
 LOST = RunnerLost("decode", "cannot open /home/somebody/models/blob-1: killed by signal 9")
 
 
@@ -320,6 +321,22 @@ def test_an_unknown_model_is_named_as_it_was_sent(tmp_path):
         for route in ALL:
             _, _, body = await post(service, tmp_path, route).run()
             assert b"model 'm' not found" in body
+
+    run(main())
+
+
+@pytest.mark.parametrize("error", [LOST, KeyError("secret")])
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_error_in_a_response_fails_it_and_gives_nothing_away(tmp_path, error, stream):
+    async def main():
+        service = ScriptedService(*deltas("a"), error)
+        status, _, body = await post(service, tmp_path, RESPONSES, stream=stream).run()
+        assert status == (200 if stream else 500)
+        for hidden in (b"secret", b"/home"):
+            assert hidden not in body
+        assert (b"response.failed" in body) is stream
+        assert b"response.completed" not in body
+        assert service.answer.n_closed == 1
 
     run(main())
 

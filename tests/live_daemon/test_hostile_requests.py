@@ -65,6 +65,16 @@ _TOOLS = st.lists(
     ),
     max_size=2,
 )
+_FLAT_TOOLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(["function", "namespace"]) | _JSON,
+            "name": st.sampled_from(["f", "g", ""]) | _JSON,
+        },
+        optional={"parameters": _SCHEMAS | _JSON, "tools": _JSON},
+    ),
+    max_size=2,
+)
 _CALLS = st.lists(
     st.fixed_dictionaries(
         {
@@ -112,6 +122,28 @@ _MESSAGES = st.lists(
     ),
     max_size=3,
 )
+# Items of a response's input.
+_ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(
+                ["message", "function_call", "function_call_output", "reasoning", "x"]
+            )
+        },
+        optional={
+            "role": st.sampled_from(["user", "assistant", "developer", "x"]) | _JSON,
+            "content": _TEXTS | _JSON,
+            "name": st.sampled_from(["f", ""]) | _JSON,
+            "namespace": _TEXTS | _JSON,
+            "call_id": _TEXTS | _JSON,
+            "arguments": st.sampled_from(["{}", '{"n": 1' + "0" * 40 + "}", "["]) | _JSON,
+            "output": _TEXTS | _JSON,
+            "summary": _JSON,
+            "encrypted_content": _TEXTS | _JSON,
+        },
+    ),
+    max_size=3,
+)
 
 _KNOWN: Mapping[str, st.SearchStrategy[Any]] = {
     "model": _NAMES,
@@ -131,13 +163,18 @@ _KNOWN: Mapping[str, st.SearchStrategy[Any]] = {
     "stop": _TEXTS | st.lists(_TEXTS, max_size=2),
     "logprobs": st.booleans() | st.integers(-1, 30),
     "top_logprobs": st.integers(-1, 30),
-    "tools": _TOOLS,
+    "tools": _TOOLS | _FLAT_TOOLS,
     "tool_choice": _TOOL_CHOICES,
     "parallel_tool_calls": st.booleans(),
     "functions": _TOOLS,
     "think": st.booleans() | _EFFORTS,
     "reasoning_effort": _EFFORTS,
     "reasoning": st.fixed_dictionaries({"effort": _EFFORTS}),
+    "input": _TEXTS | _ITEMS,
+    "instructions": _TEXTS,
+    "text": st.fixed_dictionaries({"format": _RESPONSE_FORMATS | _JSON}),
+    "include": st.lists(st.sampled_from(["message.output_text.logprobs", "x"]) | _JSON, max_size=2),
+    "truncation": st.sampled_from(["auto", "disabled", ""]),
     "format": st.sampled_from(["json", "", "jsn"]) | _SCHEMAS,
     "response_format": _RESPONSE_FORMATS,
     "from": _NAMES,
@@ -160,12 +197,13 @@ _GOOD: Mapping[str, Mapping[str, Any]] = {
     "/api/verify": {"models": ["m"]},
     "/v1/chat/completions": {"model": "m", "messages": [_TURN]},
     "/v1/completions": {"model": "m", "prompt": "hi"},
+    "/v1/responses": {"model": "m", "input": "hi"},
 }
 _CHANGES = st.one_of(
     *(st.fixed_dictionaries({key: known | _JSON}) for key, known in _KNOWN.items()),
     # What belongs together; one of them alone is mostly refused.
     st.fixed_dictionaries(
-        {"tools": _TOOLS, "tool_choice": _TOOL_CHOICES},
+        {"tools": _TOOLS | _FLAT_TOOLS, "tool_choice": _TOOL_CHOICES},
         optional={"messages": _MESSAGES, "format": _SCHEMAS, "think": st.booleans()},
     ),
     st.dictionaries(st.sampled_from(sorted(_KNOWN)), _SCALARS, max_size=2),

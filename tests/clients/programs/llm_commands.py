@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 MODEL = os.environ["MODEL"]
+EMBEDDER_ID = f"ollama/{os.environ['EMBEDDER']}:latest"
 MODEL_ID = f"ollama/{MODEL}"
 LLM = Path(sys.executable).with_name("llm")
 SHORT = ("-o", "temperature", "0", "-o", "num_predict", "16")
@@ -47,3 +48,6 @@ city = json.loads(llm(*asked, "Describe the city of Rome."))
 assert list(city) == ["is_large", "country"]
 assert city["country"] in ("France", "Italy")
 works("structured output")
+vector = json.loads(llm("embed", "-m", EMBEDDER_ID, "-c", "A cat.", "-f", "json"))
+assert len(vector) == 384
+works("embeddings")

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.messages import ThinkingPart
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 PROVIDER = OpenAIProvider(base_url=f"{os.environ['OLLAMA_HOST']}/v1", api_key="unused")
@@ -78,7 +78,28 @@ def thinking() -> None:
     works("thinking")
 
 
+def responses() -> None:
+    def of(variable: str) -> OpenAIResponsesModel:
+        return OpenAIResponsesModel(os.environ[variable], provider=PROVIDER)
+
+    answer = Agent(of("MODEL"), model_settings={"temperature": 0, "max_tokens": 16})
+    assert "Paris" in answer.run_sync(QUESTION).output
+    works("responses")
+    agent = Agent(of("MODEL"), output_type=NativeOutput(Capital))
+    assert isinstance(agent.run_sync(QUESTION).output, Capital)
+    works("responses of a type")
+    thinker = Agent(of("THINKER"))
+    result = thinker.run_sync(QUESTION)
+    parts = [part for message in result.all_messages() for part in message.parts]
+    (thought,) = (part.content for part in parts if isinstance(part, ThinkingPart))
+    assert (thought.strip(), result.output) == ("It is in France.", "Paris.")
+    again = thinker.run_sync("And Italy?", message_history=result.all_messages())
+    assert again.output == "Paris."
+    works("responses with thinking")
+
+
 chat()
 structured()
 tools()
 thinking()
+responses()
