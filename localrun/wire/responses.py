@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from localrun.core import Call, ChatPrompt, Tool
+from localrun.core import SCHEMA_PATH, Call, ChatPrompt, Tool
 from localrun.errors import BadRequest
 from localrun.options import check_option
 from localrun.wire.bodies import (
@@ -86,6 +86,9 @@ class _Request(msgspec.Struct, kw_only=True):
 
 _DECODER = msgspec.json.Decoder(_Request)
 
+# See `core.Call.places`.
+_PLACES = {SCHEMA_PATH: TEXT_SCHEMA, "think": "reasoning.effort"}
+
 _OPTION_OF = {
     "max_output_tokens": "num_predict",
     "temperature": "temperature",
@@ -136,7 +139,7 @@ def decode_responses(body: bytes) -> ResponseRequest:
         cuts=_cuts(wire.truncation),
         top_logprobs=wanted_logprobs(LOGPROBS in include, wire.top_logprobs, "top_logprobs"),
         schema=schema_of_text_format(text.format),
-        schema_path=TEXT_SCHEMA,
+        places=_PLACES,
     )
     return ResponseRequest(
         call,

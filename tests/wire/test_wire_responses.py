@@ -129,7 +129,7 @@ def test_a_prompt_is_cut_only_if_asked_for(truncation, cuts):
 )
 def test_formats(form, schema):
     call = decode(text={"format": form}).call
-    assert call.schema_path == "text.format.schema"
+    assert call.places["format"] == "text.format.schema"
     if schema is None:
         assert call.schema is None
     else:
