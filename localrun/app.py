@@ -23,10 +23,11 @@ from localrun.placement.fit import Defaults, default_max_loaded
 from localrun.placement.layers import usable
 from localrun.placement.machine import gpu_backends, n_cpus
 from localrun.placement.verdicts import Verdicts
+from localrun.preparing import ServiceDefaults
 from localrun.residency.memory import total
 from localrun.residency.owner import Residency
 from localrun.server import FLUSH_S, Server, bind, config
-from localrun.service import InferenceService, ServiceDefaults
+from localrun.service import InferenceService
 from localrun.settings import BadSetting, Settings, cache_folder, models_folder
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.devices import DeviceList, list_devices

@@ -9,9 +9,10 @@ from live import write_fake_model
 from localrun.core import Call, ChatPrompt, Message
 from localrun.placement.fit import Defaults
 from localrun.placement.verdicts import Verdicts
+from localrun.preparing import ServiceDefaults
 from localrun.residency.entry import EmptyRunner
 from localrun.residency.owner import Residency
-from localrun.service import InferenceService, ServiceDefaults
+from localrun.service import InferenceService
 from localrun.spec import LoadOptions, Verdict
 from localrun.supervisor.client import RunnerClient
 from modelstore.create import CreateRequest, create
@@ -41,7 +42,7 @@ def prepared(store: Store, verdicts: Verdicts, options: dict[str, Any], **defaul
         store, residency, ServiceDefaults(placement, n_parallel=4, **defaults), verdicts
     )
     call = Call("m", (ChatPrompt((Message("user", "hi"),)),), options)
-    return service._prepare(call, (), makes_text=True)
+    return service._preparing.work(call, (), makes_text=True)
 
 
 @pytest.fixture
