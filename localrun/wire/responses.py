@@ -233,17 +233,28 @@ def _echo(wire: _Request, text: _Text, options: dict[str, Any]) -> dict[str, Any
     return {
         **{name: getattr(wire, name) for name in _REPEATED},
         "background": False,
-        "metadata": wire.metadata or {},
+        "metadata": _written(wire.metadata or {}, "metadata"),
         "parallel_tool_calls": wire.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
         "service_tier": "default",
         "store": False,
         "temperature": options["temperature"],
-        "text": form,
-        "tool_choice": "auto" if wire.tool_choice is None else wire.tool_choice,
-        "tools": wire.tools or [],
+        "text": _written(form, "text"),
+        "tool_choice": _written(wire.tool_choice or "auto", "tool_choice"),
+        "tools": _written(wire.tools or [], "tools"),
         "top_logprobs": wire.top_logprobs or 0,
         "top_p": options["top_p"],
         "truncation": wire.truncation or "disabled",
     }
+
+
+def _written(value: Any, path: str) -> msgspec.Raw:
+    """A client's own value as JSON: once for all events, and while it can still be refused.
+
+    Raises BadRequest at `path`.
+    """
+    try:
+        return msgspec.Raw(msgspec.json.encode(value))
+    except RecursionError:
+        raise BadRequest(path, "is nested too deeply") from None

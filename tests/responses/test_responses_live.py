@@ -138,6 +138,7 @@ def test_thinking_of_a_model_that_cannot_is_refused(scripted: Daemon) -> None:
     body = {"model": "plain", "input": "hi", "reasoning": {"effort": "low"}}
     error = scripted.json("POST", PATH, body, status=400)["error"]
     assert error["message"] == '"plain" does not support thinking'
+    assert error["param"] == "reasoning.effort"
     assert text_of(whole(scripted, "plain", reasoning={"effort": "none"})) == "Hello there."
 
 

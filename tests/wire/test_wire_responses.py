@@ -59,7 +59,7 @@ def test_defaults_are_openais_and_nothing_is_kept():
     assert (request.stream, request.ignored, request.has_encrypted) == (False, (), False)
     assert request.echo["store"] is False
     assert request.echo["truncation"] == "disabled"
-    assert request.echo["text"] == {"format": {"type": "text"}}
+    assert json.loads(bytes(request.echo["text"])) == {"format": {"type": "text"}}
 
 
 # Everything that clients send: names from the client's own types.
@@ -155,7 +155,7 @@ def test_functions_of_a_namespace_are_called_by_both_names():
     (found,) = request.call.prompts
     assert [tool.name for tool in found.tools] == ["get", "crm.get"]
     assert request.namespaces == {"crm.get": ("crm", "get")}
-    assert request.echo["tools"][1] == space
+    assert json.loads(bytes(request.echo["tools"]))[1] == space
 
 
 F, G = Tool("f", "", SCHEMA), Tool("g", "", SCHEMA)
@@ -382,6 +382,13 @@ def test_images_and_sound_are_refused(part, capability):
     with pytest.raises(Unsupported) as error:
         messages({"role": "user", "content": [part]})
     assert (error.value.capability, error.value.path) == (capability, "input[0].content[0]")
+
+
+@pytest.mark.parametrize("field", ["metadata", "tool_choice"])
+def test_what_is_nested_too_deeply_is_refused(field):
+    deep = '{"a":' * 5000 + "1" + "}" * 5000
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        decode_responses(f'{{"model": "m", "input": "hi", "{field}": {deep}}}'.encode())
 
 
 # ---- replies
