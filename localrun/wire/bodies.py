@@ -95,7 +95,8 @@ def required_model(model: str | None, path: str = "") -> str:
 def content_text(content: str | list[Part] | None, path: str, model: str) -> str:
     """The text of a message; parts are joined in order.
 
-    Raises BadRequest for a part of an unknown type, Unsupported for an image or sound.
+    Raises BadRequest for a part of an unknown type or without a text, Unsupported for an image or
+    sound.
     """
     if content is None:
         return ""
@@ -115,12 +116,19 @@ _NEEDED = {
 def _part_text(part: Part, path: str, model: str) -> str:
     match part.type:
         case "text" | "input_text" | "output_text":
-            return part.text or ""
+            return part_field(part.text, f"{path}.text")
         case "refusal":
-            return part.refusal or ""
+            return part_field(part.refusal, f"{path}.refusal")
     if part.type in _NEEDED:
         raise Unsupported(model, _NEEDED[part.type], path)
     raise BadRequest(f"{path}.type", f'unknown content part "{part.type[:40]}"; use "text"')
+
+
+def part_field(text: str | None, path: str) -> str:
+    """What a part is there for. Raises BadRequest when it has none."""
+    if text is None:
+        raise BadRequest(path, "is required")
+    return text
 
 
 def keep_alive_s(value: Any) -> float | None:
