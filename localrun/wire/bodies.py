@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from localrun.core import Call
 from localrun.errors import BadRequest, Unsupported
@@ -35,11 +36,11 @@ class TextRequest(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct):
-    """One part of a message's content. Only text can be used so far."""
+    """One part of a message's content. Only text can be used so far; null is an empty one."""
 
     type: str
-    text: str | None = None
-    refusal: str | None = None
+    text: str | UnsetType | None = UNSET
+    refusal: str | UnsetType | None = UNSET
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -124,11 +125,11 @@ def _part_text(part: Part, path: str, model: str) -> str:
     raise BadRequest(f"{path}.type", f'unknown content part "{part.type[:40]}"; use "text"')
 
 
-def part_field(text: str | None, path: str) -> str:
-    """What a part is there for. Raises BadRequest when it has none."""
-    if text is None:
+def part_field(text: str | UnsetType | None, path: str) -> str:
+    """What a part is there for. Raises BadRequest when it is not."""
+    if text is UNSET:
         raise BadRequest(path, "is required")
-    return text
+    return text or ""
 
 
 def keep_alive_s(value: Any) -> float | None:

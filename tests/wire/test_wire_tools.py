@@ -315,7 +315,7 @@ def test_a_result_is_text_parts_or_nothing(decode, content, text):
     [
         ([{"type": "text", "text": "a b"}], "a b"),
         ([{"type": "text", "text": "a "}, {"type": "text", "text": "b"}], "a b"),
-        ([{"type": "text", "text": ""}, {"type": "refusal", "refusal": "a b"}], "a b"),
+        ([{"type": "text", "text": None}, {"type": "refusal", "refusal": "a b"}], "a b"),
         ([], ""),
     ],
 )
