@@ -7,6 +7,7 @@ the meaning of Ctrl-C: during an answer it stops that answer, at the prompt it d
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,9 +16,10 @@ from cli.autostart import state_folder
 from cli.client import Client
 from cli.context import Context, is_text
 from cli.errors import CliError, ConnectionLost, DaemonUnreachable, Failed
+from cli.formats import format_value, schema_in
 from cli.render import dropped, stats
 from cli.replies import ChatLine, Shown
-from cli.session import Ask, Leave, Say, Session, Show
+from cli.session import SET_FORMAT, Action, Ask, Format, Leave, Say, Session, Show, Think
 from cli.thinking import ThinkingView
 
 T = TypeVar("T")
@@ -65,7 +67,7 @@ class Repl:
                     return line
             self.context.note("Error: the line is not UTF-8 text; nothing was sent")
 
-    def _carry_out(self, action: Ask | Say | Show) -> None:
+    def _carry_out(self, action: Action) -> None:
         try:
             match action:
                 case Ask(body):
@@ -74,6 +76,12 @@ class Repl:
                     self.context.say(text)
                 case Show():
                     self._show(action)
+                case Think(value):
+                    self._think(value)
+                case Format(text):
+                    value = format_value(text, SET_FORMAT)
+                    value = schema_in(value, SET_FORMAT) if isinstance(value, Path) else value
+                    self.context.say(self.session.set_format(value).text)
         except CliError as error:
             self.context.note(f"Error: {error}")
 
@@ -127,11 +135,20 @@ class Repl:
         self.client = self.context.connect()
         return request()
 
+    def _think(self, value: bool | str) -> None:
+        if "thinking" in self._described().capabilities:
+            self.context.say(self.session.set_think(value).text)
+        else:
+            self.context.say(f'"{self.model}" does not support thinking; nothing is changed')
+
+    def _described(self) -> Shown:
+        return self._alive(lambda: self.client.post("/api/show", {"model": self.model}, Shown))
+
     def _show(self, action: Show) -> None:
         from cli.commands.show import overview, single
 
         topic, options = action.topic, action.options
-        shown = self._alive(lambda: self.client.post("/api/show", {"model": self.model}, Shown))
+        shown = self._described()
         shown.system = action.system or shown.system
         text = overview(shown, verbose=False) if topic == "info" else single(shown, topic)
         if topic == "parameters" and options:

@@ -8,10 +8,13 @@ neither terminal nor network: `cli.repl` reads lines, carries the actions out, a
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cli.formats import TAKES, described
 from cli.parameters import typed
 from cli.thinking import think_value
 from localrun.errors import BadRequest
 from localrun.options import OPTIONS
+
+SET_FORMAT = "/set format"
 
 _FENCE = '"""'
 
@@ -33,6 +36,7 @@ HELP = f"""\
 /set think [LEVEL]         let the model think first: low, medium, high, max or its own way
 /set nothink               let it answer at once
 /set format json           answers are JSON; /set noformat ends that
+/set format SCHEMA         they match a JSON schema, as text or the name of a file with one
 /set verbose, /set quiet   show or hide timings after an answer
 /show TOPIC                show {", ".join(_TOPICS)}
 /clear                     forget the conversation
@@ -72,7 +76,21 @@ class Leave:
     """End the session."""
 
 
-Action = Ask | Say | Show | Leave
+@dataclass(frozen=True, slots=True)
+class Think:
+    """Ask for so much thinking from now on, if the model can: then `set_think` does it."""
+
+    value: bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Read a schema, from a file when `text` is the name of one: then `set_format` takes it."""
+
+    text: str
+
+
+Action = Ask | Say | Show | Leave | Think | Format
 
 
 @dataclass
@@ -178,25 +196,37 @@ class Session:
                 self.verbose = what == "verbose"
                 return [Say("timings are " + ("shown" if self.verbose else "hidden"))]
             case "think" | "nothink":
-                return [self._set_think(value or "true" if what == "think" else "false")]
-            case "format" | "noformat":
-                return [self._set_format(value if what == "format" else "")]
+                return [self._wanted_think(value or "true" if what == "think" else "false")]
+            case "format":
+                return [self._wanted_format(value)]
+            case "noformat":
+                return [self.set_format(None)]
         return [Say(f"`/set` takes {_SETTINGS}; `/?` explains them")]
 
-    def _set_think(self, word: str) -> Say:
-        try:
-            self.think = think_value(word)
-        except ValueError as error:
-            return Say(f"`/set think` takes a level: {error}")
-        how = f" ({word})" if isinstance(self.think, str) else ""
-        does = f"thinks before it answers{how}" if self.think else "answers at once"
+    def set_think(self, value: bool | str) -> Say:
+        """How much the model thinks from now on; it can, if it is asked to."""
+        self.think = value
+        how = f" ({value})" if isinstance(value, str) else ""
+        does = f"thinks before it answers{how}" if value else "answers at once"
         return Say(f"the model {does}")
 
-    def _set_format(self, value: str) -> Say:
-        if value not in ("json", ""):
-            return Say("`/set format` takes json; `localrun run --format` also takes a schema")
-        self.format = value or None
-        return Say("answers are JSON" if value else "answers are free text")
+    def set_format(self, value: Any) -> Say:
+        """The format of answers from now on, a wire value."""
+        self.format = value
+        return Say(f"answers are {described(value)}")
+
+    def _wanted_think(self, word: str) -> Say | Think:
+        try:
+            value = think_value(word)
+        except ValueError as error:
+            return Say(f"`/set think` takes a level: {error}")
+        # Every model can leave it.
+        return Think(value) if value else self.set_think(value)
+
+    def _wanted_format(self, text: str) -> Say | Format:
+        if not text:
+            return Say(f"answers are {described(self.format)}; `{SET_FORMAT}` {TAKES}")
+        return self.set_format(text) if text == "json" else Format(text)
 
     def _set_system(self, text: str) -> list[Action]:
         self.system = text

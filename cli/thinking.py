@@ -7,15 +7,16 @@ Source: Ollama's words around it, and its levels.
 from cli.context import Context
 
 LEVELS = ("low", "medium", "high", "max")
-_WORDS: dict[str, bool | str] = {"true": True, "false": False} | {level: level for level in LEVELS}
+# What a person may write, and what a request has for it.
+WORDS: dict[str, bool | str] = {"true": True, "false": False} | {level: level for level in LEVELS}
 
 
 def think_value(word: str) -> bool | str:
     """The value for a request. Raises: ValueError, with the words that there are."""
     try:
-        return _WORDS[word.lower()]
+        return WORDS[word.lower()]
     except KeyError:
-        raise ValueError(f"`{word}` is none of {', '.join(_WORDS)}") from None
+        raise ValueError(f"`{word}` is none of {', '.join(WORDS)}") from None
 
 
 class ThinkingView:

@@ -7,6 +7,7 @@ Different on purpose: nothing but the answer reaches standard output, and Ctrl-C
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +18,11 @@ from cli.client import Client
 from cli.commands.pull import fetch
 from cli.context import Context
 from cli.errors import ApiError, Failed, Usage, explaining_missing
+from cli.formats import format_value, schema_in
 from cli.job import Job
 from cli.render import dropped, stats
 from cli.replies import EmbedReply, GenerateLine, Shown
-from cli.sources import expanded, no_file
-from cli.thinking import ThinkingView, think_value
+from cli.thinking import WORDS, ThinkingView, think_value
 from localrun.units import parse_duration_s
 from modelstore.names import ModelName
 
@@ -31,7 +32,8 @@ class RunOptions:
     """`keep_alive`, `format` and `think` are wire values, None when not given.
 
     `words` form the prompt. A schema may still be in a file, whose path `format` is then.
-    `truncate` and `dimensions` are for models that make vectors.
+    `truncate` and `dimensions` are for models that make vectors. `think_word` stood behind
+    `--think` like a value, and is none.
     """
 
     model: str
@@ -43,6 +45,7 @@ class RunOptions:
     hides_thinking: bool = False
     truncate: bool | None = None
     dimensions: int | None = None
+    think_word: str = ""
 
     @property
     def request(self) -> dict[str, Any]:
@@ -61,13 +64,21 @@ class RunOptions:
         return {name: value for name, value in fields.items() if value is not None}
 
 
+# Not for people: how `completed` tells `run` of it.
+_THINK_WORD = "--word-behind-think"
+
+
 def completed(words: list[str]) -> list[str]:
     """The words of the command line; `--think` has its value, which only `=` can give it.
 
-    Otherwise the parser would take the first word of the prompt for one.
+    Otherwise the parser would take the first word of the prompt for one. A word that looks like a
+    value is one of the prompt all the same, and noted.
     """
     end = words.index("--") if "--" in words else len(words)
-    return ["--think=true" if word == "--think" else word for word in words[:end]] + words[end:]
+    found = ["--think=true" if word == "--think" else word for word in words[:end]]
+    pairs = pairwise(words[:end])
+    behind = [word for option, word in pairs if option == "--think" and word.lower() in WORDS]
+    return [f"{_THINK_WORD}={word}" for word in behind] + found + words[end:]
 
 
 def run(  # noqa: PLR0913  the options of the program
@@ -116,6 +127,7 @@ def run(  # noqa: PLR0913  the options of the program
     nowordwrap: Annotated[
         bool, typer.Option("--nowordwrap", hidden=True, help="Accepted; nothing is wrapped.")
     ] = False,
+    think_word: Annotated[str, typer.Option(_THINK_WORD, hidden=True)] = "",
 ) -> Job:
     """Ask a model once (with a prompt or a pipe), or talk to it."""
     ModelName.parse(model)
@@ -123,12 +135,13 @@ def run(  # noqa: PLR0913  the options of the program
         model,
         tuple(prompt or ()),
         _keep_alive(keepalive),
-        _format(format_),
+        None if format_ is None else format_value(format_, "--format"),
         verbose,
         _think(think),
         hidethinking,
         truncate,
         dimensions,
+        think_word,
     )
     return partial(run_run, options)
 
@@ -142,7 +155,9 @@ def run_run(options: RunOptions, context: Context) -> int:
     do), Usage, Failed and `connect`'s.
     """
     if isinstance(options.format, Path):
-        options = replace(options, format=_schema_in(options.format))
+        options = replace(options, format=schema_in(options.format, "--format"))
+    if word := options.think_word:
+        context.note(f"note: `{word}` is no level here; write --think={word} for that")
     prompt = _prompt(options.words, context)
     with explaining_missing(options.model):
         try:
@@ -263,29 +278,3 @@ def _think(word: str | None) -> bool | str | None:
         return None if word is None else think_value(word)
     except ValueError as error:
         raise Usage(f"--think: {error}") from error
-
-
-def _format(text: str | None) -> Any:
-    """The wire value; a path when `text` is no schema but names a file."""
-    if text is None or text == "json":
-        return text
-    return _schema(text) if text.lstrip().startswith(("{", "[")) else expanded(text)
-
-
-def _schema_in(path: Path) -> Any:
-    if problem := no_file(path, str(path)):
-        raise Usage(f"--format takes `json`, a JSON schema or the name of a file: {problem}")
-    try:
-        return _schema(path.read_bytes(), f" in `{path}`")
-    except OSError as error:
-        raise Usage(f"--format: `{path}` cannot be read: {error.strerror}") from error
-
-
-def _schema(text: str | bytes, where: str = "") -> Any:
-    try:
-        schema = msgspec.json.decode(text)
-    except msgspec.MsgspecError as error:
-        raise Usage(f"--format takes `json` or a JSON schema{where}: {error}") from error
-    if not isinstance(schema, dict):
-        raise Usage(f"--format takes `json` or a JSON schema{where}, which is an object")
-    return schema

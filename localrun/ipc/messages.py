@@ -219,14 +219,42 @@ class Outbox(Struct, frozen=True):
     stats: RunnerStats | None = None
 
 
+# Integers in arguments and schemas have as many digits as somebody wrote; MessagePack's have 64
+# bits. Larger ones travel as an extension of this type.
+_LARGE_INTEGER = 1
+
+
+def _extension(code: int, data: memoryview) -> int:
+    if code != _LARGE_INTEGER:
+        raise ValueError(f"unknown extension {code}")
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _portable(value: Any) -> Any:
+    """The value of builtins with extensions in the place of large integers."""
+    match value:
+        case dict():
+            return {key: _portable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_portable(item) for item in value]
+        case int() if not -(2**63) <= value < 2**64:
+            n_bytes = value.bit_length() // 8 + 1
+            data = value.to_bytes(n_bytes, "big", signed=True)
+            return msgspec.msgpack.Ext(_LARGE_INTEGER, data)
+    return value
+
+
 _encoder = msgspec.msgpack.Encoder()
-_to_runner = msgspec.msgpack.Decoder(ToRunner)
-_to_daemon = msgspec.msgpack.Decoder(Outbox)
+_to_runner = msgspec.msgpack.Decoder(ToRunner, ext_hook=_extension)
+_to_daemon = msgspec.msgpack.Decoder(Outbox, ext_hook=_extension)
 
 
 def encode(message: ToRunner | Outbox) -> bytes:
     """The payload of one frame."""
-    return _encoder.encode(message)
+    try:
+        return _encoder.encode(message)
+    except OverflowError:
+        return _encoder.encode(_portable(msgspec.to_builtins(message, builtin_types=(bytes,))))
 
 
 def decode_for_runner(payload: bytes) -> ToRunner:

@@ -87,6 +87,8 @@ class _Reader:
                     texts.append(_read(_Text, block, at).text)
                 case "thinking":
                     thoughts.append(_read(_Thinking, block, at).thinking)
+                case "tool_use" if turn.role != "assistant":
+                    raise BadRequest(at, f"only an assistant calls, not a {turn.role}")
                 case "tool_use":
                     calls.append(_call(block, at))
                 case "tool_result":

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from localrun.core import Call
 from localrun.errors import BadRequest, Unsupported
@@ -35,11 +36,11 @@ class TextRequest(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct):
-    """One part of a message's content. Only text can be used so far."""
+    """One part of a message's content. Only text can be used so far; null is an empty one."""
 
     type: str
-    text: str | None = None
-    refusal: str | None = None
+    text: str | UnsetType | None = UNSET
+    refusal: str | UnsetType | None = UNSET
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -95,7 +96,8 @@ def required_model(model: str | None, path: str = "") -> str:
 def content_text(content: str | list[Part] | None, path: str, model: str) -> str:
     """The text of a message; parts are joined in order.
 
-    Raises BadRequest for a part of an unknown type, Unsupported for an image or sound.
+    Raises BadRequest for a part of an unknown type or without a text, Unsupported for an image or
+    sound.
     """
     if content is None:
         return ""
@@ -115,12 +117,19 @@ _NEEDED = {
 def _part_text(part: Part, path: str, model: str) -> str:
     match part.type:
         case "text" | "input_text" | "output_text":
-            return part.text or ""
+            return part_field(part.text, f"{path}.text")
         case "refusal":
-            return part.refusal or ""
+            return part_field(part.refusal, f"{path}.refusal")
     if part.type in _NEEDED:
         raise Unsupported(model, _NEEDED[part.type], path)
     raise BadRequest(f"{path}.type", f'unknown content part "{part.type[:40]}"; use "text"')
+
+
+def part_field(text: str | UnsetType | None, path: str) -> str:
+    """What a part is there for. Raises BadRequest when it is not."""
+    if text is UNSET:
+        raise BadRequest(path, "is required")
+    return text or ""
 
 
 def keep_alive_s(value: Any) -> float | None:

@@ -8,6 +8,7 @@ Source: Ollama `api/types.go`, `server/routes.go`.
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from localrun.core import Call, ChatPrompt, FillPrompt, Message, Prompt, RawPrompt
 from localrun.errors import BadRequest
@@ -28,6 +29,7 @@ from localrun.wire.structure import schema_of_format
 from localrun.wire.thinking import think_of
 from localrun.wire.tools import NATIVE_NAME_CHARS, ToolDefinition, WireCall, calls_of, tools_of
 
+_NEVER_CALL = ("system", "user", "tool")
 # llama.cpp's token ids are 32-bit; which of them a model has, its runner knows.
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
@@ -98,17 +100,29 @@ def decode_chat(body: bytes) -> TextRequest:
     )
     tools = tools_of(wire.tools, NATIVE_NAME_CHARS)
     prompt = ChatPrompt(messages, tools=tools, think=think_of(wire.think))
-    return _request(wire, body, prompt if messages else None, "chat")
+    request = _request(wire, body, prompt if messages else None, "chat")
+    sent = zip(wire.messages or (), messages, strict=True)
+    if any(message.tool_calls and not found.tool_calls for message, found in sent):
+        return replace(request, ignored=(*request.ignored, "messages.tool_calls"))
+    return request
 
 
 def message_of(wire: NativeMessage, path: str, model: str) -> Message:
-    """The message as a value. Raises BadRequest below `path`, Unsupported for images."""
+    """The message as a value. Raises BadRequest below `path`, Unsupported for images.
+
+    Which roles there are is up to the model's template. Calls of those that never call are left
+    out: no template says who made them.
+    """
     refuse_images(wire.images, model)
+    role = wire.role.strip().lower()
+    if not role:
+        raise BadRequest(f"{path}.role", "is required")
+    calls = calls_of(wire.tool_calls, f"{path}.tool_calls")
     return Message(
-        role=wire.role.strip().lower(),
+        role=role,
         content=content_text(wire.content, f"{path}.content", model),
         thinking=wire.thinking or "",
-        tool_calls=calls_of(wire.tool_calls, f"{path}.tool_calls"),
+        tool_calls=() if role in _NEVER_CALL else calls,
         tool_name=wire.tool_name or "",
         tool_call_id=wire.tool_call_id or "",
     )

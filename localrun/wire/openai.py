@@ -112,19 +112,13 @@ def decode_chat_completions(body: bytes) -> CompletionRequest:
         schema=schema_of_response_format(wire.response_format),
         places=PLACES,
     )
-    return request_of(wire, call, body, ("top_logprobs",) if _is_vain(wire) else ())
+    return request_of(wire, call, body)
 
 
-def _is_vain(wire: _Chat) -> bool:
-    return bool(wire.top_logprobs) and not wire.logprobs
-
-
-def request_of(
-    wire: Shared, call: Call, body: bytes, ignored: tuple[str, ...] = ()
-) -> CompletionRequest:
+def request_of(wire: Shared, call: Call, body: bytes) -> CompletionRequest:
     """`call` with what `wire` wants of the reply."""
     usage = wire.stream_options is not None and wire.stream_options.include_usage is True
-    ignored = (*without_effect(body, wire), *ignored)
+    ignored = tuple(without_effect(body, wire))
     return CompletionRequest(call, wire.stream is True, ignored, usage)
 
 
@@ -157,6 +151,8 @@ def _refuse(wire: _Chat, model: str) -> None:
         raise Unsupported(model, "audio", "modalities")
     if wire.web_search_options is not None:
         raise BadRequest("web_search_options", "this server does not search the web; leave it out")
+    if wire.top_logprobs and not wire.logprobs:
+        raise BadRequest("top_logprobs", "needs `logprobs` to be true")
 
 
 _encode = msgspec.json.Encoder().encode

@@ -13,9 +13,18 @@ from localrun.errors import BadRequest
 from localrun.wire.bodies import Part, content_text
 from localrun.wire.tools import WireCall, arguments_of, calls_of
 
-# Newer and older names of a role, and what a template calls it.
-_ROLES = {"developer": "system", "function": "tool"}
+# Each role, and what templates call it: `developer` is newer than `system`, `function` older than
+# `tool`.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 _MAY_BE_EMPTY = ("assistant", "tool")
+_MAX_SHOWN = 40
 
 
 class _OldCall(msgspec.Struct):
@@ -38,8 +47,7 @@ class WireMessage(msgspec.Struct):
 
 def message_of(wire: WireMessage, path: str, model: str) -> Message:
     """The message as a value. Raises BadRequest below `path`, Unsupported for images and sound."""
-    role = wire.role.strip().lower()
-    role = _ROLES.get(role, role)
+    role = _role(wire, path)
     if wire.content is None and wire.tool_calls is None and role not in _MAY_BE_EMPTY:
         raise BadRequest(f"{path}.content", "invalid message content type: null")
     return Message(
@@ -50,6 +58,18 @@ def message_of(wire: WireMessage, path: str, model: str) -> Message:
         tool_name=(wire.name or "") if role == "tool" else "",
         tool_call_id=wire.tool_call_id or "",
     )
+
+
+def _role(wire: WireMessage, path: str) -> str:
+    role = _ROLES.get(wire.role.strip().lower())
+    if role is None:
+        known = ", ".join(f'"{one}"' for one in _ROLES)
+        raise BadRequest(f"{path}.role", f'"{wire.role[:_MAX_SHOWN]}" is not one of {known}')
+    if role != "assistant":
+        for field in ("tool_calls", "function_call"):
+            if getattr(wire, field):
+                raise BadRequest(f"{path}.{field}", f"only an assistant calls, not a {role}")
+    return role
 
 
 def _calls(wire: WireMessage, path: str) -> tuple[ToolCall, ...]:

@@ -13,7 +13,7 @@ import msgspec
 
 from localrun.core import Message, ToolCall
 from localrun.errors import BadRequest
-from localrun.wire.bodies import Part, content_text, located
+from localrun.wire.bodies import Part, content_text, located, part_field
 from localrun.wire.tools import arguments_of
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class _Reader:
 def _thinking_text(part: Part, path: str) -> str:
     if part.type not in ("summary_text", "reasoning_text", "text"):
         raise BadRequest(f"{path}.type", f'unknown part of reasoning "{part.type[:_MAX_SHOWN]}"')
-    return part.text or ""
+    return part_field(part.text, f"{path}.text")
 
 
 def _joined(texts: Sequence[str]) -> str:

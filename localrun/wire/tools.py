@@ -114,7 +114,7 @@ def _parameters(schema: dict[str, Any], path: str) -> dict[str, Any]:
     """The schema of an object. Keys without a value, which some clients send, are left out."""
     schema = {
         key: value
-        for key, value in carried(schema, path).items()
+        for key, value in within_depth(schema, path).items()
         if value is not None and (key, value) != ("type", "")
     }
     kind = schema.get("type", "object")
@@ -213,36 +213,30 @@ def arguments_of(value: Any, path: str) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(mended(value.encode())) if value.strip() else None
+        except msgspec.ValidationError:  # of values that may be anything, this is all it can be
+            raise BadRequest(path, "invalid tool call arguments: a number is too large") from None
         except (msgspec.DecodeError, RecursionError):
             value = ""  # refused below
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise BadRequest(path, "invalid tool call arguments: not a JSON object")
-    return carried(value, path)
+    return within_depth(value, path)
 
 
-def carried(value: dict[str, Any], path: str) -> dict[str, Any]:
-    """The object in a form that travels to a runner. Raises BadRequest when it is too deep."""
-    found: dict[str, Any] = _carried(value, path, MAX_DEPTH)
-    return found
+def within_depth(value: dict[str, Any], path: str) -> dict[str, Any]:
+    """The object. Raises BadRequest when it is too deep for what reads it further on."""
+    _check_depth(value, path, MAX_DEPTH)
+    return value
 
 
-def _carried(value: Any, path: str, n_levels: int) -> Any:
+def _check_depth(value: Any, path: str, n_levels: int) -> None:
     if n_levels == 0:
         raise BadRequest(path, f"is nested more than {MAX_DEPTH} levels deep")
-    match value:
-        case dict():
-            return {key: _carried(item, path, n_levels - 1) for key, item in value.items()}
-        case list():
-            return [_carried(item, path, n_levels - 1) for item in value]
-        case int() if not -(2**63) <= value < 2**64:
-            # MessagePack has no such integers, nor has most of what reads JSON.
-            try:
-                return float(value)
-            except OverflowError:
-                raise BadRequest(path, "holds a number that is too large") from None
-    return value
+    items = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list):
+        for item in items:
+            _check_depth(item, path, n_levels - 1)
 
 
 _encode = msgspec.json.Encoder().encode

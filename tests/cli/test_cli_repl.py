@@ -131,6 +131,7 @@ def test_an_error_leaves_the_prompt_open(stub: Stub, shell: Shell) -> None:
 def test_thinking_is_shown_and_remembered(stub: Stub, shell: Shell, is_hidden: bool) -> None:
     lines = [*thought("I ", "see", as_chat=True), *chatted("42")]
     stub.on("POST", "/api/chat", Reply(lines=lines), Reply(lines=chatted("ok")))
+    stub.on("POST", "/api/show", Reply(body={"capabilities": ["completion", "thinking"]}))
     context = Context(shell.environ | {"LOCALRUN_NOHISTORY": "1"}, Stream(), Stream(), Stream())
     typed = iter(["/set think", "one", "two", "/bye"])
     client = Client(context.settings.url)
@@ -147,6 +148,52 @@ def test_thinking_is_shown_and_remembered(stub: Stub, shell: Shell, is_hidden: b
     assert first["think"] is second["think"] is True
     said = {"role": "assistant", "content": "42", "thinking": "I see"}
     assert second["messages"][1] == said
+
+
+def talk(shell: Shell, *lines: str) -> tuple[list[str], str]:
+    """What the prompt says to these lines, on both streams."""
+    context = Context(shell.environ | {"LOCALRUN_NOHISTORY": "1"}, Stream(), Stream(), Stream())
+    typed = iter([*lines, "/bye"])
+    client = Client(context.settings.url)
+    assert Repl(context, client, "m", {}, read_line=lambda _: next(typed)).loop() == 0
+    client.close()
+    assert isinstance(context.stdout, Stream)
+    assert isinstance(context.stderr, Stream)
+    return context.stdout.getvalue().splitlines()[1:], context.stderr.getvalue()
+
+
+def test_a_model_that_cannot_think_is_not_asked_to(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/show", Reply(body={"capabilities": ["completion", "tools"]}))
+    stub.on("POST", "/api/chat", Reply(lines=chatted("ok")))
+    said, errors = talk(shell, "/set think", "/set think low", "one", "/set nothink", "two")
+    refusal = '"m" does not support thinking; nothing is changed'
+    assert said == [refusal, refusal, "ok", "", "the model answers at once", "ok", ""]
+    assert errors == ""
+    first, second = (request.json for request in stub.asked("/api/chat"))
+    assert "think" not in first
+    assert second["think"] is False
+
+
+def test_a_schema_is_set_as_text_or_from_a_file(stub: Stub, shell: Shell, tmp_path: Path) -> None:
+    stub.on("POST", "/api/chat", Reply(lines=chatted("{}")))
+    file = tmp_path / "schema.json"
+    file.write_text('{"properties": {"b": {}, "a": {}}}')
+    said, errors = talk(
+        shell,
+        *(f"/set format {file}", "one"),
+        *('/set format {"type": "object"}', "two"),
+        *("/set format yaml", "/set format [1]", "/set format {", "three"),
+    )
+    assert said == ["answers are JSON that matches the schema", "{}", ""] * 2 + ["{}", ""]
+    problems = errors.splitlines()
+    assert len(problems) == 3
+    assert problems[0] == (
+        "Error: /set format takes `json`, a JSON schema or the name of a file with one: there is "
+        "no file `yaml`"
+    )
+    formats = [request.json["format"] for request in stub.asked("/api/chat")]
+    assert list(formats[0]["properties"]) == ["b", "a"]
+    assert formats[1:] == [{"type": "object"}] * 2
 
 
 def test_options_are_shown_as_they_are_written(stub: Stub, shell: Shell) -> None:

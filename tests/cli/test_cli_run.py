@@ -77,6 +77,26 @@ def test_run_sends_how_much_to_think(stub: Stub, shell: Shell) -> None:
     assert {body["prompt"] for body in bodies} == {"why"}
 
 
+def test_a_level_without_its_sign_is_noted(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/generate", Reply(lines=generated("ok\n")))
+    result = shell("run", "m", "why", "--think", "low")
+    assert (result.code, result.out) == (0, "ok\n")
+    assert result.err == "note: `low` is no level here; write --think=low for that\n"
+    (request,) = stub.asked("/api/generate")
+    assert (request.json["prompt"], request.json["think"]) == ("why low", True)
+    assert shell("run", "m", "--think", "why", "low").err == ""
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_format_is_an_error_that_says_what_it_takes(shell: Shell, text: str) -> None:
+    result = shell("run", "m", "x", "--format", text)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        "Error: --format takes `json`, a JSON schema or the name of a file with one, not an empty "
+        "text\n"
+    )
+
+
 def test_thinking_is_shown_beside_the_answer_not_in_it(stub: Stub, shell: Shell) -> None:
     lines = [*thought("I ", "see"), *generated("42")]
     stub.on("POST", "/api/generate", Reply(lines=lines))

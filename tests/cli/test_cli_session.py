@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cli.session import HELP, Ask, Leave, Say, Session, Show
+from cli.session import HELP, Ask, Format, Leave, Say, Session, Show, Think
 
 USER = "user"
 
@@ -48,8 +48,9 @@ def asked(*contents: str) -> list[dict[str, str]]:
                 )
             ],
         ),
-        (["/set think"], [Say("the model thinks before it answers")]),
-        (["/set think high"], [Say("the model thinks before it answers (high)")]),
+        (["/set think"], [Think(True)]),
+        (["/set think high"], [Think("high")]),
+        (["/set think false"], [Say("the model answers at once")]),
         (["/set nothink"], [Say("the model answers at once")]),
         (
             ["/set think hard"],
@@ -63,9 +64,16 @@ def asked(*contents: str) -> list[dict[str, str]]:
         (["/set format json"], [Say("answers are JSON")]),
         (["/set noformat"], [Say("answers are free text")]),
         (
-            ["/set format yaml"],
-            [Say("`/set format` takes json; `localrun run --format` also takes a schema")],
+            ["/set format"],
+            [
+                Say(
+                    "answers are free text; `/set format` takes `json`, a JSON schema or the name "
+                    "of a file with one"
+                )
+            ],
         ),
+        (["/set format schema.json"], [Format("schema.json")]),
+        (['/set format {"type": "object"}'], [Format('{"type": "object"}')]),
         (["/set parameter top_k 5"], [Say("top_k is 5")]),
         (
             ["/set parameter top_k many"],
@@ -112,10 +120,14 @@ def test_thinking_and_format_are_sent_until_they_are_changed() -> None:
     (first,) = feed(session, "one")
     assert (first.body["think"], first.body["format"]) == (False, {"type": "object"})
     session.answered("1", "hm")
-    *_, second = feed(session, "/set think high", "/set format json", "two")
+    assert session.set_think("high") == Say("the model thinks before it answers (high)")
+    *_, second = feed(session, "/set format json", "two")
     assert (second.body["think"], second.body["format"]) == ("high", "json")
     assert second.body["messages"][1] == {"role": "assistant", "content": "1", "thinking": "hm"}
     session.answered("")
+    (said,) = feed(session, "/set format")
+    assert said.text.startswith("answers are JSON; ")
+    assert session.set_format({}) == Say("answers are JSON that matches the schema")
     *_, third = feed(session, "/set noformat", "/set nothink", "three")
     assert "format" not in third.body
     assert third.body["think"] is False

@@ -156,6 +156,22 @@ def test_a_call_and_its_result_become_text_where_there_is_no_other_way() -> None
     )
 
 
+def test_a_role_that_a_template_does_not_know_becomes_a_user_s_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    turns = [("user", "one"), ("observation", "two")]
+    assert render_any(messages_of(turns), jinja(STRICT).render)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the model's template does not know the role 'observation'; it got a user's"
+    ]
+    caplog.clear()
+    knows_it = jinja("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    assert render_any(messages_of(turns), knows_it.render) == "user: one\nobservation: two\n"
+    for history in ("a tool without a call", "developer"):
+        render_any(messages_of(HARD[history]), jinja(STRICT).render)
+    assert not caplog.records
+
+
 def test_what_a_template_leaves_out_on_purpose_does_not_change_the_form() -> None:
     # Every form loses it, so the first counts.
     source = "{% for m in messages %}{{ m.role }},{% endfor %}"

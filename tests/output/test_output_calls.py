@@ -230,11 +230,28 @@ REPAIRED: list[tuple[str, str, list[Any]]] = [
         '<tool_call>{"name": "write", "arguments": {"text": "</tool_call> ends it"}}</tool_call>',
         [("write", {"text": "</tool_call> ends it"})],
     ),
-    # Numbers that no encoder takes, and half a character.
+    # Numbers are what they are, however long, and half a character is none.
     (
         "json",
         '{"name": "get_weather", "arguments": {"days": 123456789012345678901234567890}}',
-        [("get_weather", {"days": 1.2345678901234568e29})],
+        [("get_weather", {"days": 123456789012345678901234567890})],
+    ),
+    (
+        "lfm2",
+        "<|tool_call_start|>[get_weather(days=-99999999999999999999)]<|tool_call_end|>",
+        [("get_weather", {"days": -99999999999999999999})],
+    ),
+    (
+        "tagged",
+        "<tool_call>get_weather<arg_key>days</arg_key><arg_value>99999999999999999999</arg_value>"
+        "</tool_call>",
+        [("get_weather", {"days": 99999999999999999999})],
+    ),
+    # Where all values are written as texts, one that is no number stays what was written.
+    (
+        "tagged",
+        "<tool_call>get_weather<arg_key>days</arg_key><arg_value>1e400</arg_value></tool_call>",
+        [("get_weather", {"days": "1e400"})],
     ),
     (
         "json",
@@ -290,6 +307,15 @@ TEXTS = [
     ("lfm2", "<|tool_call_start|>[get_weather('Oslo')]<|tool_call_end|>"),
     ("lfm2", "<|tool_call_start|>[get_weather(city=open('x'))]<|tool_call_end|>"),
     ("lfm2", f"<|tool_call_start|>{'[' * 500}<|tool_call_end|>"),
+    # JSON has no such numbers, and null is not what was meant.
+    ("json", '{"name": "get_weather", "arguments": {"days": 1e400}}'),
+    ("json", '{"name": "get_weather", "arguments": {"places": [{"x": -1e400}], }}'),
+    ("json", '{"name": "get_weather", "arguments": {"days": NaN}}'),
+    ("json", '{"name": "get_weather", "arguments": "{\\"days\\": Infinity}"}'),
+    ("json", f'{{"name": "get_weather", "arguments": {{"days": {"9" * 5000}}}}}'),
+    ("lfm2", "<|tool_call_start|>[get_weather(days=[-1e400])]<|tool_call_end|>"),
+    ("lfm2", f"<|tool_call_start|>[get_weather(days=0x{'f' * 5000})]<|tool_call_end|>"),
+    ("gemma4", "<|tool_call>call:get_weather{days:1e400}<tool_call|>"),
     (
         "deepseek",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁calls▁end｜>",
@@ -321,11 +347,103 @@ def test_a_call_that_the_limit_cuts_is_text(form: str, answer: str) -> None:
         assert found == Outcome(answer), pieces
 
 
-def test_a_text_among_calls_stays_where_it_is() -> None:
-    answer = f"One <tool_call>{JSON_OSLO}</tool_call> two <tool_call>{JSON_LIMA}</tool_call> three"
-    parts = read(call_reader(_ROWS["tagged"]), [answer])
-    said = [part.text if isinstance(part, Said) else part.call.name for part in parts]
-    assert [one for one in said if one] == ["One", "get_weather", "two", "get_weather", "three"]
+# (format, an answer, its text, its calls): of a list, what is whole is called.
+CUT_LISTS: list[tuple[str, str, str, list[Any]]] = [
+    ("json", f"[{JSON_OSLO}, {JSON_LIMA}, {{", "{", [OSLO, LIMA]),
+    ("json", f"[{JSON_OSLO}, {JSON_LIMA[:20]}", JSON_LIMA[:20], [OSLO]),
+    ("json", f"```json\n[{JSON_OSLO},\n", "", [OSLO]),
+    ("json", f"[{JSON_OSLO}", "", [OSLO]),
+    ("mistral", f"So.[TOOL_CALLS][{JSON_OSLO}, ", "So.", [OSLO]),
+    ("mistral", f'[TOOL_CALLS] [{JSON_OSLO}, {{"na', '{"na', [OSLO]),
+    ("nemotron", f"<TOOLCALL>[{JSON_OSLO}, {JSON_LIMA}]</TOOL", "</TOOL", [OSLO, LIMA]),
+]
+
+
+@pytest.mark.parametrize(("form", "answer", "text", "calls"), CUT_LISTS)
+def test_the_whole_calls_of_a_list_that_the_limit_cuts(
+    form: str, answer: str, text: str, calls: list[Any]
+) -> None:
+    for found, n_chars, pieces in results(_ROWS[form], answer, is_cut=True):
+        assert found == Outcome(text, "", calls), pieces
+        assert n_chars == len(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f'[{JSON_OSLO}, {{"name": "Ada"',
+        f'[{JSON_OSLO}, {{"city": "Lima"',
+        f"[{JSON_OSLO}, and so on",
+        f'[{{"city": "Lima"}}, {JSON_OSLO}, {{"na',
+    ],
+)
+def test_a_list_that_may_not_be_one_of_calls_is_text(answer: str) -> None:
+    for found, _, pieces in results(GENERIC, answer, is_cut=True):
+        assert found == Outcome(answer), pieces
+
+
+# What grammars allow, cut anywhere: (format, an answer, its calls).
+FORCED: list[tuple[str, str, list[Any]]] = [
+    ("json", f"[{JSON_OSLO}, {JSON_LIMA}]", [OSLO, LIMA]),
+    ("json", JSON_OSLO, [OSLO]),
+    ("mistral", f"[TOOL_CALLS][{JSON_OSLO}, {JSON_LIMA}]", [OSLO, LIMA]),
+    (
+        "tagged",
+        f"<tool_call>\n{JSON_OSLO}\n</tool_call>\n<tool_call>\n{JSON_LIMA}\n</tool_call>",
+        [OSLO, LIMA],
+    ),
+    ("llama", JSON_OSLO.replace("arguments", "parameters"), [OSLO]),
+    ("gemma4", f"[{JSON_OSLO}, {JSON_LIMA}]", [OSLO, LIMA]),
+]
+
+
+@pytest.mark.parametrize(("form", "answer", "calls"), FORCED)
+def test_a_forced_answer_that_the_limit_cuts_is_its_whole_calls_and_no_text(
+    form: str, answer: str, calls: list[Any]
+) -> None:
+    for n_chars in range(len(answer) + 1):
+        said = answer[:n_chars]
+        n_whole = said.count("}}")
+        for pieces in ([said], list(said)):
+            reader = CallReader(_ROWS[form], Offered(TOOLS), is_forced=True)
+            found, n_read = outcome(read(reader, pieces, is_cut=True))
+            assert found == Outcome(calls=calls[:n_whole]), pieces
+            assert n_read == n_chars
+
+
+def test_a_forced_answer_that_is_not_cut_loses_no_text() -> None:
+    reader = CallReader(_ROWS["tagged"], Offered(TOOLS), is_forced=True)
+    found, _ = outcome(read(reader, ['<tool_call>{"name": "Ada"}']))
+    assert found == Outcome('<tool_call>{"name": "Ada"}')
+
+
+# An answer with calls at `#`, and its text.
+GAPS = [
+    ("One # two # three", ["One", "#", " two", "#", " three"]),
+    ("One\n\n#\n#\nand two", ["One", "#", "#", "\nand two"]),
+    ("One\n\n##two", ["One", "#", "#", "\n\ntwo"]),
+    ("One#two", ["One", "#", "two"]),
+    ("One # \n", ["One", "#"]),
+    (" # two", ["#", "two"]),
+    ("One # <tool_call>two</tool_call>", ["One", "#", " <tool_call>two</tool_call>"]),
+    (f"One #{' ' * 1000}two", ["One", "#", " " * 64 + "two"]),
+]
+
+
+@pytest.mark.parametrize(("answer", "expected"), GAPS)
+def test_a_text_among_calls_stays_where_it_is_and_apart(answer: str, expected: list[str]) -> None:
+    answer = answer.replace("#", f"<tool_call>{JSON_OSLO}</tool_call>")
+    for pieces in cuts(answer):
+        said: list[str] = []
+        for part in read(call_reader(_ROWS["tagged"]), pieces):
+            match part:
+                case Called():
+                    said.append("#")
+                case Said(text=text) if text and said and said[-1] != "#":
+                    said[-1] += text
+                case Said(text=text) if text:
+                    said.append(text)
+        assert said == expected, pieces
 
 
 @pytest.mark.parametrize(
@@ -393,7 +511,7 @@ def test_a_template_tells_the_format(template: str, name: str) -> None:
     ("marker", "answer", "text", "calls"),
     [
         ("[CALL]", f"So [CALL] {JSON_OSLO}", "So", [OSLO]),
-        ("<do>\n", f"So <do>{JSON_OSLO}</do> then", "Sothen", [OSLO]),
+        ("<do>\n", f"So <do>{JSON_OSLO}</do> then", "So then", [OSLO]),
         ("", JSON_OSLO, "", [OSLO]),
         ("[", f"[{JSON_OSLO}]", "", [OSLO]),
     ],

@@ -130,6 +130,15 @@ CASES: list[tuple[Style, str, str, str, list[Any]]] = [
         "",
         NOW,
     ),
+    (
+        Style(HARMONY, TOOLS),
+        "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant<|channel|>"
+        "commentary to=functions.now<|message|>{}<|call|><|start|>assistant<|channel|>final"
+        "<|message|>It is <|channel|>final<|message|>late.",
+        "Let me look.\n\nIt is \n\nlate.",
+        "",
+        NOW,
+    ),
     (Style(HARMONY), "No markup at all.", "No markup at all.", "", []),
     (Style(HARMONY), "to be or not to be", "to be or not to be", "", []),
     (Style(HARMONY), "<|channel|>analysis", "", "", []),
@@ -151,6 +160,22 @@ def test_a_call_of_harmony_that_the_limit_cuts_is_text() -> None:
     for pieces in cuts(answer):
         found, _ = outcome(read(reader_of(Style(HARMONY, TOOLS)), pieces, is_cut=True))
         assert found == Outcome('{"text": "x"'), pieces
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '<|channel|>analysis<|message|>p<|end|><|start|>assistant<|channel|>final<|message|>{"na',
+        "<|channel|>analysis<|message|>p<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.write<|message|>{"text": "x"',
+    ],
+)
+def test_of_a_forced_call_that_the_limit_cuts_only_the_thinking_stays(answer: str) -> None:
+    style = Style(HARMONY, TOOLS, is_forced=True)
+    for pieces in cuts(answer):
+        found, n_chars = outcome(read(reader_of(style), pieces, is_cut=True))
+        assert found == Outcome(thinking="p"), pieces
+        assert n_chars == len(answer)
 
 
 def test_thinking_leaves_while_it_goes_on() -> None:

@@ -143,6 +143,15 @@ def test_a_call_that_the_limit_cuts_is_text() -> None:
     assert dones(items)[0].reason == "length"
 
 
+def test_of_a_call_that_has_to_come_no_fragment_is_said() -> None:
+    answer = f'[{CALL}, {{"name": "now", "argu'.encode()
+    submit = chat(tools=(NOW,), choice=ToolChoice(is_required=True))
+    items = say(Desk(chat_template=TOOLS), submit, *answer, reason="length")
+    assert (calls(items), "".join(texts(items))) == (["now"], "")
+    (done,) = dones(items)
+    assert (done.reason, done.usage.completion_count) == ("length", len(answer))
+
+
 @pytest.mark.parametrize(
     ("wishes", "capability"),
     [({"tools": (NOW,)}, "tools"), ({"think": True}, "thinking"), ({"think": "low"}, "thinking")],

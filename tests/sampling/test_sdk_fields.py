@@ -54,7 +54,7 @@ CHAT: dict[str, list[tuple[Any, Outcome]]] = SHARED | {
     "store": [(True, "ok")],
     "tool_choice": [("none", "ok"), ("auto", "ok"), ("required", "refused"), (TOOL, "refused")],
     "tools": [([], "ok"), ([TOOL], "refused")],
-    "top_logprobs": [(3, "ok"), (21, "refused")],
+    "top_logprobs": [(0, "ok"), (3, "refused"), (21, "refused")],
     "verbosity": [("low", "ok")],
     "web_search_options": [({}, "refused")],
 }

@@ -6,6 +6,10 @@ from typing import Any
 
 from live import Daemon
 
+# An integer that no 64 bits hold, and a call with a number that JSON's readers do not have.
+LARGE = 123456789012345678901234567890
+TOO_LARGE = '{"name": "weather", "arguments": {"city": 1e400}}'
+
 QUESTION = {"role": "user", "content": "What is the weather in Oslo?"}
 
 

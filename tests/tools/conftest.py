@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import LARGE, TOO_LARGE
 from live import Daemon, write_fake_model
 from tool_models import (
     CALLER,
@@ -27,6 +28,15 @@ _MODELS: dict[str, dict[str, Any]] = {
     "thinking-echo": {"chat_template": THINKING_TEMPLATE, "echo": True},
     "echo": {"chat_template": TOOL_TEMPLATE, "echo": True},
     "plain": {"pieces": ["Hello."]},
+    "exact": {
+        "chat_template": TOOL_TEMPLATE,
+        "pieces": ['{"name": "weather", "arg', f'uments": {{"city": {LARGE}, "f": 0.5}}}}'],
+    },
+    "too-large": {"chat_template": TOOL_TEMPLATE, "pieces": [TOO_LARGE[:20], TOO_LARGE[20:]]},
+    "talker": {
+        "chat_template": TOOL_TEMPLATE,
+        "pieces": ["Let me see.", *TERSE_CALLER["pieces"], "\n\nThat", " is all. \n"],
+    },
 }
 
 

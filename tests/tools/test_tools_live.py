@@ -4,7 +4,18 @@ import json
 from typing import Any
 
 import pytest
-from asking import ALL, NATIVE, OPENAI, QUESTION, Said, native_whole, openai_whole, tool
+from asking import (
+    ALL,
+    LARGE,
+    NATIVE,
+    OPENAI,
+    QUESTION,
+    TOO_LARGE,
+    Said,
+    native_whole,
+    openai_whole,
+    tool,
+)
 from live import Daemon
 
 WEATHER = [tool()]
@@ -33,6 +44,42 @@ def test_what_calls_no_tool_that_is_offered_is_text(
     said = ALL[how](tool_daemon, model="terse", tools=tools)
     assert (said.calls, said.reason) == ([], "stop")
     assert json.dumps(OSLO[1]) in said.text
+
+
+@pytest.mark.parametrize("how", ALL)
+def test_numbers_arrive_as_they_are_or_not_at_all(tool_daemon: Daemon, how: str) -> None:
+    said = ALL[how](tool_daemon, model="exact", tools=WEATHER)
+    assert (said.text, said.calls) == ("", [("weather", {"city": LARGE, "f": 0.5})])
+    said = ALL[how](tool_daemon, model="too-large", tools=WEATHER)
+    assert (said.text, said.calls) == (TOO_LARGE, [])
+
+
+def test_numbers_arrive_in_the_newer_dialects(tool_daemon: Daemon) -> None:
+    schema = {"type": "object", "properties": {}}
+    tools: list[Any] = [{"name": "weather", "input_schema": schema}]
+    body = {"model": "exact", "max_tokens": 500, "messages": [QUESTION], "tools": tools}
+    (block,) = tool_daemon.json("POST", "/v1/messages", body)["content"]
+    assert block["input"]["city"] == LARGE
+    tools = [{"type": "function", "name": "weather", "parameters": schema}]
+    body = {"model": "exact", "input": QUESTION["content"], "tools": tools}
+    (item,) = tool_daemon.json("POST", "/v1/responses", body)["output"]
+    assert json.loads(item["arguments"])["city"] == LARGE
+
+
+@pytest.mark.parametrize("how", ALL)
+def test_text_behind_a_call_stays_apart(tool_daemon: Daemon, how: str) -> None:
+    said = ALL[how](tool_daemon, model="talker", tools=WEATHER)
+    assert (said.text.rstrip(), said.calls) == ("Let me see.\n\nThat is all.", [OSLO])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_tools_beside_a_prompt_alone_are_named_as_ignored(
+    tool_daemon: Daemon, stream: bool
+) -> None:
+    body = {"model": "plain", "prompt": "hi", "tools": WEATHER, "stream": stream}
+    with tool_daemon.open("POST", "/api/generate", body) as response:
+        assert response.getheader("X-Localrun-Ignored-Options") == "tools"
+        response.read()
 
 
 def test_ids_are_there_and_differ(tool_daemon: Daemon) -> None:
@@ -102,6 +149,29 @@ def test_definitions_stand_in_the_prompt_with_their_keys_in_order(
     assert found == definition["function"]
     assert list(found["parameters"]["properties"]) == ["zone", "area"]
     assert '"ü"' in line
+
+
+@BOTH
+def test_numbers_stay_what_they_are_in_the_prompt(tool_daemon: Daemon, path: str) -> None:
+    arguments: Any = {"n": LARGE, "f": 0.5}
+    arguments = arguments if path == "/api/chat" else json.dumps(arguments)
+    called = {"id": "call_1", "function": {"name": "weather", "arguments": arguments}}
+    messages = [QUESTION, {"role": "assistant", "tool_calls": [called]}, QUESTION]
+    definition = tool("weather", city={"type": "integer", "maximum": LARGE})
+    text = prompt(tool_daemon, path, messages)
+    assert f'"arguments": {{"n": {LARGE}, "f": 0.5}}' in text
+    assert f'"maximum": {LARGE}' in prompt(tool_daemon, path, [QUESTION], tools=[definition])
+
+
+@BOTH
+def test_a_role_that_only_the_template_may_know(tool_daemon: Daemon, path: str) -> None:
+    messages = [QUESTION, {"role": "observation", "content": "Rain."}]
+    if path == "/api/chat":
+        assert "<|im_start|>observation\nRain." in prompt(tool_daemon, path, messages)
+        messages = [QUESTION, {"role": "", "content": "Rain."}]
+    body = {"model": "echo", "messages": messages}
+    error = tool_daemon.json("POST", path, body, status=400)["error"]
+    assert "messages[1].role" in str(error)
 
 
 def test_tool_choice_none_leaves_the_tools_out(tool_daemon: Daemon) -> None:

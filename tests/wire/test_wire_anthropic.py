@@ -239,8 +239,8 @@ def test_a_conversation_that_the_server_should_remember_is_refused():
         assert error.value.path == "thread"
 
 
-def _content(*blocks: Any) -> dict[str, Any]:
-    return {"messages": [*HI, {"role": "user", "content": list(blocks)}]}
+def _content(*blocks: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [*HI, {"role": role, "content": list(blocks)}]}
 
 
 def _tool(**fields: Any) -> dict[str, Any]:
@@ -268,10 +268,16 @@ def _tool(**fields: Any) -> dict[str, Any]:
         (_content({"type": "text", "text": 1}), "messages[1].content[0].text"),
         (_content({"text": "x"}), "messages[1].content[0].type"),
         (_content("x"), "messages[1].content[0]"),
-        (_content(CALL | {"id": ""}), "messages[1].content[0].id"),
-        (_content(CALL | {"name": ""}), "messages[1].content[0].name"),
-        (_content(CALL | {"input": [1]}), "messages[1].content[0].input"),
-        (_content(text("x"), {"type": "tool_use", "id": "t"}), "messages[1].content[1]"),
+        (_content(CALL | {"id": ""}, role="assistant"), "messages[1].content[0].id"),
+        (_content(CALL | {"name": ""}, role="assistant"), "messages[1].content[0].name"),
+        (_content(CALL | {"input": [1]}, role="assistant"), "messages[1].content[0].input"),
+        (_content(CALL | {"input": {"n": 1e400}}, role="assistant"), ""),
+        (_content(text("x"), CALL), "messages[1].content[1]"),
+        (_content(CALL, role="system"), "messages[1].content[0]"),
+        (
+            _content(text("x"), {"type": "tool_use", "id": "t"}, role="assistant"),
+            "messages[1].content[1]",
+        ),
         (_content({"type": "tool_result"}), "messages[1].content[0]"),
         (
             _content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text"}]}),

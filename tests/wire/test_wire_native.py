@@ -78,7 +78,7 @@ def test_template_and_system_travel_with_the_call_and_empty_ones_do_not():
         ([{"role": "assistant"}], (Message("assistant"),)),
         ([{"role": "assistant", "content": None}], (Message("assistant"),)),
         (
-            [{"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "text"}]}],
+            [{"role": "tool", "content": [{"type": "text", "text": "a"}]}],
             (Message("tool", "a"),),
         ),
         (
@@ -211,6 +211,12 @@ def test_bodies_that_cannot_be_read(decode, body, path, words):
     [
         ({"messages": [{"role": "a"}, {"role": "b"}, {"role": 3}]}, "messages[2].role"),
         ({"messages": [{}]}, "messages[0]"),
+        ({"messages": [{"role": "user"}, {"role": ""}]}, "messages[1].role"),
+        ({"messages": [{"role": " \n"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "u", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
         ({"messages": [{"role": "u", "content": 3}]}, "messages[0].content"),
         (
             {"messages": [{"role": "u", "content": [{"type": "odd"}]}]},

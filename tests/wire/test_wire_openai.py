@@ -18,6 +18,7 @@ from localrun.wire.openai import (
 from localrun.wire.openai_writer import OpenAIWriter
 
 HI = [{"role": "user", "content": "hi"}]
+CALL = {"function": {"name": "f", "arguments": "{}"}}
 ODD = {"role": "user", "content": [{"type": "odd"}]}
 
 
@@ -129,6 +130,25 @@ def test_messages(message, expected):
         ({"messages": None}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [*HI, ODD]}, "messages[1].content[0].type"),
+        ({"messages": [*HI, {"role": "bot", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tools", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}]},
+            "messages[0].content[0].refusal",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+        ),
+        (
+            {"messages": [{"role": "tool", "function_call": {"name": "f"}}]},
+            "messages[0].function_call",
+        ),
         ({"max_tokens": "10"}, "max_tokens"),
         ({"max_completion_tokens": -7}, "max_completion_tokens"),
         ({"top_p": 3}, "top_p"),
@@ -142,6 +162,8 @@ def test_messages(message, expected):
         ({"logprobs": "yes"}, "logprobs"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
         ({"logit_bias": {"5": "1"}}, "logit_bias"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),
         ({"logit_bias": {"-5": 1}}, "logit_bias"),
@@ -157,7 +179,10 @@ def test_messages(message, expected):
         (
             {
                 "messages": [
-                    {"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}],
+                    }
                 ]
             },
             "messages[0].tool_calls[0].function.arguments",
@@ -170,7 +195,17 @@ def test_a_bad_field_is_named_by_its_path(fields, path):
     assert caught.value.path == path
 
 
+def test_a_role_that_is_none_is_answered_with_those_that_are():
+    with pytest.raises(BadRequest) as caught:
+        decode(messages=[{"role": "human", "content": "x"}])
+    assert caught.value.problem == (
+        '"human" is not one of "system", "developer", "user", "assistant", "tool", "function"'
+    )
+
+
 def test_fields_that_ask_for_nothing_pass():
+    decode(messages=[{"role": "user", "content": "x", "tool_calls": []}])
+    decode(top_logprobs=0)
     decode(n=1, tools=[], response_format={"type": "text"}, logprobs=False, reasoning_effort="none")
 
 

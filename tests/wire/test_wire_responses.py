@@ -310,6 +310,14 @@ def test_what_a_reply_holds_can_be_sent_back():
         ({"input": [said("a"), {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
         ({"input": [{"role": "critic", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+            "input[0].content[0].text",
+        ),
+        (
+            {"input": [{"type": "reasoning", "summary": [{"type": "summary_text"}]}]},
+            "input[0].summary[0].text",
+        ),
         ({"input": [{"role": "user", "content": [{"text": "x"}]}]}, "input[0].content[0]"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},

@@ -8,7 +8,8 @@ from decoding import BOTH, HI, native, openai, prompt
 
 from localrun.core import Message, Tool, ToolCall, ToolChoice
 from localrun.errors import BadRequest
-from localrun.wire.native import decode_chat
+from localrun.wire.native import decode_chat, decode_generate
+from localrun.wire.openai import decode_chat_completions
 from localrun.wire.tools import MAX_DEPTH, MAX_TOOLS, MAX_TOOLS_BYTES
 
 PARAMETERS = {
@@ -221,6 +222,11 @@ def test_ollama_has_no_choice():
     assert found.ignored == ("tool_choice",)
 
 
+def test_a_prompt_alone_is_offered_no_tools():
+    body = {"model": "m", "prompt": "hi", "tools": TOOLS}
+    assert decode_generate(json.dumps(body).encode()).ignored == ("tools",)
+
+
 # ---- calls and results in the history
 
 
@@ -241,7 +247,8 @@ def called(arguments: Any, **fields: Any) -> dict[str, Any]:
         ("null", {}),
         (None, {}),
         ('{"cut": "\\ud83d"}', {"cut": "\ufffd"}),
-        ({"n": 2**70}, {"n": float(2**70)}),
+        ({"n": [2**70, -(10**4000)]}, {"n": [2**70, -(10**4000)]}),
+        ('{"n": 123456789012345678901234567890}', {"n": 123456789012345678901234567890}),
         ({"n": -(2**63)}, {"n": -(2**63)}),
     ],
 )
@@ -254,7 +261,7 @@ def test_arguments_are_an_object_or_the_text_of_one(decode, arguments, expected)
 @BOTH
 @pytest.mark.parametrize(
     "arguments",
-    ["[1]", "x", "{", '"{}"', 3, [], True, {"n": 10**400}, nested(MAX_DEPTH + 1), "[" * 100_000],
+    ["[1]", "x", "{", '"{}"', 3, [], True, '{"n": 1e400}', nested(MAX_DEPTH + 1), "[" * 100_000],
 )
 def test_arguments_that_are_no_object_are_refused(decode, arguments):
     with pytest.raises(BadRequest) as caught:
@@ -317,6 +324,33 @@ def test_every_role_may_say_its_text_in_parts(decode, role, parts, text):
     with pytest.raises(BadRequest, match="odd") as caught:
         decode(messages=[{"role": role, "content": [*parts, {"type": "odd"}]}])
     assert caught.value.path == f"messages[0].content[{len(parts)}].type"
+
+
+@BOTH
+@pytest.mark.parametrize("number", ["1e400", "-1e999", "9" * 5000])
+def test_a_number_that_is_too_large_is_refused_where_it_stands(decode, number):
+    message = called({"n": "NUMBER"})
+    body = json.dumps({"model": "m", "messages": [*HI, message]}).replace('"NUMBER"', number)
+    with pytest.raises(BadRequest, match="out of range") as caught:
+        (decode_chat if decode is native else decode_chat_completions)(body.encode())
+    assert caught.value.path.startswith("messages[1].tool_calls[0].function.arguments")
+
+
+def test_who_never_calls_has_no_calls():
+    for role in ("user", "system", "tool"):
+        request = decode_chat(
+            json.dumps({"model": "m", "messages": [called({}, role=role, content="x")]}).encode()
+        )
+        assert prompt(request.call).messages == (Message(role, "x"),)
+        assert request.ignored == ("messages.tool_calls",)
+    request = decode_chat(json.dumps({"model": "m", "messages": [called({}), *HI]}).encode())
+    assert request.ignored == ()
+
+
+@pytest.mark.parametrize("role", ["ipython", "observation", "Control"])
+def test_natively_a_template_may_know_other_roles(role):
+    (message,) = prompt(native(messages=[{"role": role, "content": "x"}])).messages
+    assert message == Message(role.lower(), "x")
 
 
 def test_text_thinking_and_calls_of_one_message_all_arrive():

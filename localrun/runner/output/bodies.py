@@ -15,6 +15,7 @@ from localrun.runner.output.offered import Found, Offered
 Body = Callable[[str, Offered, bool], list[Found]]
 
 _FENCE = re.compile(r"\s*```\w*\s*(.*?)\s*(?:```\s*)?", re.DOTALL)
+_FIRST, _MORE = re.compile(r"\s*\[?\s*"), re.compile(r"[\s,;]*")
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
 _INVOKE = re.compile(r'<invoke name="([^"]+)">(.*?)(?:</invoke>|\Z)', re.DOTALL)
 _PARAMETER = re.compile(
@@ -41,6 +42,32 @@ def json_values(text: str, offered: Offered, is_whole: bool) -> list[Found]:
         text = match[1]
     found = [offered.calls(value) for value in read_objects(text, is_whole=is_whole)]
     return _sum(found)
+
+
+def whole_calls(text: str, offered: Offered) -> tuple[list[Found], int]:
+    """(the calls that JSON begins with, one or several, in a list or not, where they end).
+
+    None unless all the values that are whole are calls.
+    """
+    found: list[Found] = []
+    end = 0
+    at = _next_object(text, 0)
+    while at < len(text) and text[at] == "{":
+        try:
+            value, at = read_value(text, at)
+        except NotReadable:
+            break
+        calls = offered.calls(value)
+        if calls is None:
+            return [], 0
+        found, end = found + calls, at
+        at = _next_object(text, at)
+    return found, end
+
+
+def _next_object(text: str, at: int) -> int:
+    match = (_MORE if at else _FIRST).match(text, at)
+    return match.end() if match else at
 
 
 def xml_parameters(text: str, offered: Offered, is_whole: bool) -> list[Found]:
@@ -172,7 +199,7 @@ def _python_value(node: ast.expr) -> Any:
     value = ast.literal_eval(node)
     if not isinstance(value, str | int | float | bool | None):
         raise NotReadable("a value that JSON does not have")
-    return float(value) if isinstance(value, int) and value.bit_length() > 63 else sound(value)
+    return sound(value)
 
 
 def either(*bodies: Body) -> Body:

@@ -1,16 +1,18 @@
 """An answer's text → text and calls of offered tools. No I/O.
 
 Text leaves as soon as it cannot be the beginning of a call, and what was taken for one and is
-none leaves as it was: nothing is lost. White space around calls is markup.
+none leaves as it was: nothing is lost. White space around calls is markup, but for what parts two
+texts. Of an answer that has to be calls, what the limit cuts is a fragment that nobody can use,
+and is dropped.
 """
 
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from localrun.core import ToolCall
-from localrun.runner.output.bodies import Body, json_values
+from localrun.runner.output.bodies import Body, json_values, whole_calls
 from localrun.runner.output.formats import CallFormat
 from localrun.runner.output.lenient import NotReadable
 from localrun.runner.output.offered import N_TELLING, Found, Offered
@@ -69,9 +71,15 @@ class CallReader:
     """Finds the calls in what follows the thinking; see `Reader`."""
 
     def __init__(
-        self, form: CallFormat, offered: Offered, new_id: Callable[[], str] = new_call_id
+        self,
+        form: CallFormat,
+        offered: Offered,
+        new_id: Callable[[], str] = new_call_id,
+        *,
+        is_forced: bool = False,
     ) -> None:
-        """Calls get their ids from `new_id`."""
+        """Calls get their ids from `new_id`; `is_forced` when the answer has to be calls."""
+        self._is_forced = is_forced
         self._form = form
         self._offered = offered
         self._new_id = new_id
@@ -87,6 +95,9 @@ class CallReader:
         self._brackets = Brackets()
         self._n_false_ends = 0
         self._is_behind_call = False
+        # White space between the last text and the calls behind it, and behind these.
+        self._has_said = False
+        self._front = self._behind = ""
 
     def feed(self, text: str) -> Iterator[Part]:
         """See `Reader.feed`."""
@@ -107,13 +118,36 @@ class CallReader:
         if self._step == self._bare:
             found = self._read(json_values, body, is_whole=not is_cut)
         elif self._step == self._body and not (is_cut and self._form.closing):
-            n_body = len(body) - n_begun(body, (self._form.closing,) if self._form.closing else ())
-            found = self._read(self._form.body, body[:n_body], is_whole=not is_cut)
+            found = self._read(self._form.body, self._unclosed(body), is_whole=not is_cut)
         if found is not None:
             yield from self._called(found, len(rest))
-        elif rest:
+            return
+        if is_cut and is_gathering:
+            n_called = yield from self._called_before_cut(self._unclosed(body))
+            rest = rest[n_called:]
+        if rest:
             is_markup = self._is_behind_call and not rest.strip().strip("`")
-            yield Said("" if is_markup else rest, len(rest))
+            is_dropped = is_markup or (is_cut and self._is_forced)
+            yield Said("", len(rest)) if is_dropped else self._text(rest)
+
+    def _unclosed(self, body: str) -> str:
+        """The body without the beginning of a closing marker."""
+        return body[: len(body) - n_begun(body, filter(None, (self._form.closing,)))]
+
+    def _called_before_cut(self, body: str) -> Generator[Part, None, int]:
+        """The whole calls of a body that has been cut; returns how many characters they take.
+
+        Of a free answer they are those of a list that goes on like a call: in any other text a
+        call is one when its end is there.
+        """
+        found, n_body = whole_calls(body, self._offered)
+        rest = _SEPARATORS.sub("", body[n_body:], count=1)
+        is_list = body.lstrip().startswith("[") and self._offered.may_begin(rest)
+        if not found or not (is_list or self._is_forced):
+            return 0
+        n_chars = len(self._lead) + len(body) - len(rest)
+        yield from self._called(found, n_chars)
+        return n_chars
 
     # ---- steps: each takes what it is sure of from what is held
 
@@ -171,6 +205,7 @@ class CallReader:
         if self._is_behind_call:
             text = self._held.lstrip()
             if n_blank := len(self._held) - len(text):
+                self._behind = (self._behind + self._held[:n_blank])[:MAX_HELD_BLANKS]
                 self._held = text
                 yield Said("", n_blank)
             if not text:
@@ -183,6 +218,8 @@ class CallReader:
         place, opening = found
         n_said = len(self._held[:place].rstrip())
         yield from self._say(n_said)
+        if not self._is_behind_call:
+            self._front = self._held[: place - n_said]
         n_lead = place - n_said + len(opening)
         self._lead, self._held = self._held[:n_lead], self._held[n_lead:]
         self._gathered, self._n_false_ends = Collected(), 0
@@ -198,8 +235,14 @@ class CallReader:
     def _say(self, n_chars: int) -> Iterator[Part]:
         text, self._held = self._held[:n_chars], self._held[n_chars:]
         if text:
-            self._is_behind_call = False
-            yield Said(text, n_chars)
+            yield self._text(text)
+
+    def _text(self, text: str) -> Said:
+        """What is said; behind a call with the white space that parts it from the text before."""
+        gap = self._behind or self._front if self._is_behind_call and self._has_said else ""
+        self._is_behind_call, self._has_said = False, True
+        self._front = self._behind = ""
+        return Said(gap + text, len(text))
 
     def _body(self) -> Iterator[Part]:
         n_before = self._gathered.n_chars
@@ -209,8 +252,7 @@ class CallReader:
             # The opening was said as a word; what follows may still hold a call.
             self._held = self._gathered.text()
             self._step = self._prose
-            self._is_behind_call = False
-            yield Said(self._lead, len(self._lead))
+            yield self._text(self._lead)
         elif end is not None:
             yield from self._end_body(self._gathered.text(), *end)
 
@@ -230,8 +272,7 @@ class CallReader:
         if found is not None:
             yield from self._called(found, len(self._lead) + n_body)
         else:
-            self._is_behind_call = False
-            yield Said(self._lead + whole[:n_body], len(self._lead) + n_body)
+            yield self._text(self._lead + whole[:n_body])
 
     # ---- what may be a call
 
@@ -261,6 +302,7 @@ class CallReader:
 
     def _called(self, found: list[Found], n_chars: int) -> Iterator[Part]:
         self._is_behind_call = True
+        self._behind = ""
         for call in found:
             yield Called(ToolCall(call.name, call.arguments, self._new_id()), n_chars)
             n_chars = 0

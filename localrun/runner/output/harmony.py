@@ -6,7 +6,7 @@ Source: OpenAI's description of the format.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from localrun.core import ToolCall
 from localrun.runner.output.calls import CallReader, new_call_id
@@ -22,6 +22,8 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", _CHANNEL)
 MARKERS = (*_ENDS, _MESSAGE, "<|constrain|>")
 
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+# Between the texts of two messages, which have nothing between them but heads.
+_GAP = "\n\n"
 _IS_ANALYSIS = re.compile(r"<\|channel\|>\s*analysis")
 # No head is longer: beyond, the model does not write in this format.
 _MAX_HEAD_CHARS = 256
@@ -31,8 +33,15 @@ _HEAD_STARTS = (*MARKERS, "to=", "assistant")
 class HarmonyReader:
     """Reads messages; see `Reader`. Their text may call in plain JSON, too."""
 
-    def __init__(self, offered: Offered, new_id: Callable[[], str] = new_call_id) -> None:
-        """Calls get their ids from `new_id`."""
+    def __init__(
+        self,
+        offered: Offered,
+        new_id: Callable[[], str] = new_call_id,
+        *,
+        is_forced: bool = False,
+    ) -> None:
+        """Calls get their ids from `new_id`; `is_forced` when the answer has to be calls."""
+        self._is_forced = is_forced
         self._offered = offered
         self._new_id = new_id
         self._step = self._head
@@ -41,9 +50,13 @@ class HarmonyReader:
         self._name = ""
         self._arguments = Collected()
         self._text = self._text_reader()
+        self._has_said = False
+        self._gap = ""
 
     def _text_reader(self) -> Reader:
-        return CallReader(GENERIC, self._offered, self._new_id) if self._offered.names else Plain()
+        if not self._offered.names:
+            return Plain()
+        return CallReader(GENERIC, self._offered, self._new_id, is_forced=self._is_forced)
 
     def feed(self, text: str) -> Iterator[Part]:
         """See `Reader.feed`."""
@@ -60,14 +73,14 @@ class HarmonyReader:
         if self._step == self._call:
             # The marker behind a call also ends the answer, and is not part of it then.
             self._arguments.add(held, ())
-            yield from self._called(self._arguments.text(), is_whole=not is_cut)
+            yield from self._apart(self._called(self._arguments.text(), is_cut=is_cut))
         elif self._step == self._thought:
             yield Thought(held, len(held))
         elif self._step == self._said or not _has_head(held):
-            yield from self._text.feed(held)
+            yield from self._apart(self._text.feed(held))
         else:
             yield Said("", len(held))
-        yield from self._text.finish(is_cut=is_cut)
+        yield from self._apart(self._text.finish(is_cut=is_cut))
 
     # ---- steps: each takes what it is sure of from what is held
 
@@ -75,6 +88,7 @@ class HarmonyReader:
         place = self._held.find(_MESSAGE)
         if place >= 0 and _has_head(self._held):
             head = self._take(place + len(_MESSAGE))
+            self._gap = _GAP if self._has_said else ""
             recipient = _RECIPIENT.search(head)
             self._step = self._thought if _IS_ANALYSIS.search(head) else self._said
             if recipient and recipient[1] in self._offered.names:
@@ -92,11 +106,20 @@ class HarmonyReader:
 
     def _said(self) -> Iterator[Part]:
         for text in self._to_end():
-            yield from self._text.feed(text)
+            yield from self._apart(self._text.feed(text))
         if self._step == self._head:
             # The order of what is handed on is that of the answer.
-            yield from self._text.finish(is_cut=False)
+            yield from self._apart(self._text.finish(is_cut=False))
             self._text = self._text_reader()
+
+    def _apart(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """The parts, the first text of a message apart from that of the messages before."""
+        for part in parts:
+            if isinstance(part, Said) and part.text:
+                self._has_said = True
+                part = Said(self._gap + part.text, part.n_chars)
+                self._gap = ""
+            yield part
 
     def _to_end(self) -> Iterator[str]:
         """What of the message is certain; goes on to the next head at its end."""
@@ -116,13 +139,13 @@ class HarmonyReader:
         whole = self._arguments.text()
         self._held = whole[place:]
         self._step = self._head
-        yield from self._called(whole[:place], is_whole=True)
+        yield from self._apart(self._called(whole[:place], is_cut=False))
 
-    def _called(self, body: str, *, is_whole: bool) -> Iterator[Part]:
-        found = self._read(body, is_whole=is_whole)
+    def _called(self, body: str, *, is_cut: bool) -> Iterator[Part]:
+        found = self._read(body, is_whole=not is_cut)
         n_chars = len(self._head_text) + len(body)
         if found is None:
-            yield Said(body, n_chars)
+            yield Said("" if is_cut and self._is_forced else body, n_chars)
         else:
             yield Called(ToolCall(found.name, found.arguments, self._new_id()), n_chars)
 

@@ -6,13 +6,14 @@ keys without quotes, and brackets that are missing at the very end.
 """
 
 import json
+import math
 import re
 from typing import Any
 
 # Calls are not nested deeper than people can read; beyond, a text is no call.
 _MAX_DEPTH = 64
-# What fits 64 bits, with a sign; larger ones cannot travel, and no function takes them.
-_MAX_DIGITS = 18
+# About what Python reads and writes by itself, and what a request may have.
+_MAX_INTEGER_BITS = 14_000
 
 _BLANKS = re.compile(r"\s*")
 _WORD = re.compile(r"[A-Za-z_$][\w$.-]*")
@@ -62,8 +63,11 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
+def _integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError as error:  # too many of them
+        raise NotReadable(str(error)) from None
 
 
 _STRICT = json.JSONDecoder(strict=False, parse_int=_integer)
@@ -72,10 +76,15 @@ _STRICT = json.JSONDecoder(strict=False, parse_int=_integer)
 def sound(value: Any, depth: int = 0) -> Any:
     """The value without halves of characters, which JSON can spell and no encoder takes.
 
-    Raises NotReadable for one that is nested too deeply.
+    Raises NotReadable for one that is nested too deeply, and for numbers that are too large, which
+    would become others or null.
     """
     if depth > _MAX_DEPTH:
         raise NotReadable("it is nested too deeply")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NotReadable("a number is too large")
+    if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+        raise NotReadable("a number is too large")
     if isinstance(value, str):
         if value.isascii():
             return value

@@ -30,12 +30,14 @@ class Markup:
 class Style:
     """How the answer to one request is to be read.
 
-    `is_thinking` when the prompt has opened the thinking. Nothing is a call without `tools`.
+    `is_thinking` when the prompt has opened the thinking. Nothing is a call without `tools`;
+    `is_forced` when the answer has to be calls of them.
     """
 
     markup: Markup = Markup()
     tools: tuple[Tool, ...] = ()
     is_thinking: bool = False
+    is_forced: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -60,8 +62,10 @@ def reader_of(style: Style) -> Reader:
     """The reader for answers of this style."""
     markup, offered = style.markup, Offered(style.tools)
     if markup.is_harmony:
-        return HarmonyReader(offered)
-    rest: Reader = CallReader(markup.form, offered) if style.tools else Plain()
+        return HarmonyReader(offered, is_forced=style.is_forced)
+    rest: Reader = Plain()
+    if style.tools:
+        rest = CallReader(markup.form, offered, is_forced=style.is_forced)
     if markup.tags is None:
         return rest
     return ThinkingReader(markup.tags, rest, is_thinking=style.is_thinking)

@@ -5,7 +5,7 @@ of one that is too long is `fit`'s arithmetic.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localrun.core import (
     ChatPrompt,
@@ -180,14 +180,14 @@ class Composer:
         render = self._renderer.template(source)
         spellings = self._renderer.spellings
         asked = Asked(spellings.marked_tools(prompt.tools) if prompt.tools else (), think)
-        style = Style(markup, prompt.tools)
+        style = Style(markup, prompt.tools, is_forced=prompt.choice.is_required)
 
         def tokenize(messages: Sequence[Message]) -> list[int]:
             nonlocal style
             rendered = self._renderer.tokens(
                 messages, render, asked, is_start=not context, tags=markup.tags
             )
-            style = Style(markup, prompt.tools, rendered.is_thinking)
+            style = replace(style, is_thinking=rendered.is_thinking)
             return [*context, *rendered.tokens]
 
         turns = with_names(prompt.messages)

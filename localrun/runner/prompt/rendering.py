@@ -5,6 +5,7 @@ in a form that says the same (`histories`). Only the template's text makes contr
 (`spelling`).
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,11 @@ from localrun.runner.prompt.markup import go_markup, jinja_markup
 from localrun.runner.prompt.spelling import Piece, Spellings
 from localrun.runner.prompt.templates import JinjaTemplate, render_plain
 from localrun.runner.structured.constraint import ThinkTags
+
+_log = logging.getLogger(__name__)
+
+# What becomes of these is known, and no loss.
+_HAVE_OTHER_FORMS = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 T = TypeVar("T")
 
@@ -176,6 +182,13 @@ def _bounded(work: Callable[[], T]) -> T:
         raise TemplateFailed("it takes too much memory") from None
 
 
+def _note_changed_roles(messages: Sequence[Message], form: Sequence[Message]) -> None:
+    """Says so when turns of a role that the template does not know have become others."""
+    changed = {one.role for one in messages} - {one.role for one in form} - _HAVE_OTHER_FORMS
+    for role in sorted(changed):
+        _log.warning("the model's template does not know the role %.40a; it got a user's", role)
+
+
 def render_any(messages: Sequence[Message], render: Render) -> str:
     """The text of the first form of the conversation that the template takes without a loss.
 
@@ -191,6 +204,7 @@ def render_any(messages: Sequence[Message], render: Render) -> str:
             refusal = refusal or error
             continue
         if holds_all(rendered, messages):
+            _note_changed_roles(messages, form)
             return rendered
         accepted = rendered if accepted is None else accepted
     if accepted is not None:
