@@ -28,19 +28,20 @@ ANNOTATIONS = frozenset(
     }
 )
 
-_IN_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_IN_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_ALONE = ("items", "additionalProperties")
+# Keywords with schemas below them: in lists, under names, and one.
+IN_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+IN_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+ALONE = ("items", "additionalProperties")
 
 
 def children(schema: Schema) -> Iterator[tuple[str, Any]]:
     """(path, schema) of what stands directly below, definitions included."""
-    for key in _ALONE:
+    for key in ALONE:
         if key in schema:
             yield key, schema[key]
-    for key in _IN_LISTS:
+    for key in IN_LISTS:
         yield from ((f"{key}[{i}]", part) for i, part in enumerate(schema.get(key, ())))
-    for key in _IN_MAPS:
+    for key in IN_MAPS:
         yield from ((f"{key}.{name}", part) for name, part in schema.get(key, {}).items())
 
 
@@ -49,13 +50,13 @@ def rebuilt(schema: Any, change: Callable[[Schema], Schema]) -> Any:
     if not isinstance(schema, dict):
         return schema
     new = dict(schema)
-    for key in _ALONE:
+    for key in ALONE:
         if key in new:
             new[key] = rebuilt(new[key], change)
-    for key in _IN_LISTS:
+    for key in IN_LISTS:
         if key in new:
             new[key] = [rebuilt(part, change) for part in new[key]]
-    for key in _IN_MAPS:
+    for key in IN_MAPS:
         if key in new:
             new[key] = {name: rebuilt(part, change) for name, part in new[key].items()}
     return change(new)

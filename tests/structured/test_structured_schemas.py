@@ -6,20 +6,23 @@ from typing import Any
 import jsonschema
 import pytest
 from byte_vocabulary import drawn, matcher, matches, takes
-from schema_features import REFUSED, SUPPORTED, of
+from schema_features import GENERATED, REFUSED, SUPPORTED, of
 
 from localrun.errors import BadRequest
 from localrun.runner.structured.constraint import json_grammar
 
+ALL = SUPPORTED | GENERATED
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
-@pytest.mark.parametrize("name", SUPPORTED)
+
+@pytest.mark.parametrize("name", ALL)
 def test_every_answer_matches_its_schema(name: str) -> None:
-    schema = SUPPORTED[name]
+    schema = ALL[name]
     text = json.dumps(schema)
     answers = [answer for seed in range(40) if (answer := drawn(matcher(text), seed)) is not None]
     assert len(answers) > 5
     for answer in answers:
-        jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
+        jsonschema.Draft202012Validator(schema, format_checker=FORMATS).validate(json.loads(answer))
 
 
 @pytest.mark.parametrize(("schema", "path", "part"), REFUSED)

@@ -54,7 +54,8 @@ _OWN_WORDS = (
         "the patterns, formats and lengths that hold here at once are too complex to be joined; "
         "use fewer of them, or simpler ones",
     ),
-    ("Failed to generate regex for", "no number is within these bounds"),
+    ("Regex is empty", "no text matches the patterns, formats and lengths that hold here at once"),
+    ("Failed to generate regex for", "no number that can be written is within these bounds"),
 )
 
 # A schema, and what tools and tags put around it; its reader takes seconds for a few MB.
