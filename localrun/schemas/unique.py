@@ -15,6 +15,7 @@ MAX_ARRAYS = 330
 
 _OF_ARRAYS = ANNOTATIONS | {"type", "items", "uniqueItems", "minItems", "maxItems"}
 _OF_VALUES = ANNOTATIONS | {"type", "enum", "const"}
+_ALL: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
 _KINDS = {"null": type(None), "boolean": bool, "string": str, "integer": int}
 _MAX_REFERENCES = 8
 
@@ -29,19 +30,25 @@ def arrays(part: Schema, root: Any) -> list[list[Any]] | None:
     values = _values(_resolved(part.get("items"), root))
     least, most = part.get("minItems", 0), min(part.get("maxItems", len(values)), len(values))
     lengths = range(least, most + 1)
-    if not values or not 0 < sum(perm(len(values), n) for n in lengths) <= MAX_ARRAYS:
+    if (
+        not 0 < len(values) <= MAX_ARRAYS
+        or not 0 < sum(perm(len(values), n) for n in lengths) <= MAX_ARRAYS
+    ):
         return None
     return [list(one) for n in lengths for one in permutations(values, n)]
 
 
 def _values(items: Any) -> list[Any]:
     """The different values that match `items`; none where they are not plain and all told."""
-    if not isinstance(items, dict) or items.keys() - _OF_VALUES:
+    if (
+        not isinstance(items, dict)
+        or items.keys() - _OF_VALUES
+        or {"enum", "const"} <= items.keys()
+    ):
         return []
-    told = {"boolean": [False, True], "null": [None]}.get(str(items.get("type")), [])
-    if "const" in items:
-        told = [items["const"]]
-    told = [one for one in items.get("enum", told) if "const" not in items or one in told]
+    told: list[Any] = _ALL.get(str(items.get("type")), [])
+    if "const" in items or "enum" in items:
+        told = items.get("enum", [items.get("const")])
     kind = _KINDS.get(str(items.get("type")))
     if any(type(one) not in _KINDS.values() for one in told) or ("type" in items and not kind):
         return []
