@@ -287,6 +287,18 @@ REFUSED: list[tuple[Any, str, str]] = [
         "properties.a.uniqueItems",
         "leave it out",
     ),
+    (of({"type": "string", "format": "email", "minLength": 250}), "properties.a.format", "complex"),
+    (
+        of(
+            {
+                "type": "string",
+                "pattern": "^(.*a.{300}){20}$",
+                "allOf": [{"pattern": "^(.*b.{301}){20}$"}],
+            }
+        ),
+        "properties.a.pattern",
+        "complex",
+    ),
     (of({"type": "array", "uniqueItems": "yes"}), "properties.a.uniqueItems", '"yes"'),
     (
         of({"type": "string", "pattern": "^(x+x+)+y$", "allOf": [{"pattern": "^[^y]*$"}]}),

@@ -33,6 +33,19 @@ def test_what_cannot_be_expressed_is_refused_with_its_place(
         json_grammar(json.dumps(schema))
     assert caught.value.path == path
     assert part in caught.value.problem
+    assert "(And" not in caught.value.problem
+
+
+def test_a_long_path_ends_behind_a_name() -> None:
+    schema: Any = {"type": "integer"}
+    for _ in range(60):
+        schema = of(schema) | {"properties": {"a_name": schema}, "required": []}
+    with pytest.raises(BadRequest, match="levels") as caught:
+        json_grammar(json.dumps(schema))
+    *names, last = caught.value.path.split(".")
+    assert {*names} == {"properties", "a_name"}
+    assert last in ("properties…", "a_name…")
+    assert len(caught.value.path) <= 81
 
 
 # ---- what is accepted, text by text

@@ -35,7 +35,9 @@ _SHARED_STEPS = tuple([key] for key in _SHARED)
 # keywords is found in a millisecond, what the engine refuses takes half a second at most.
 _LOOSENING_S = 1.0
 
+# Places that the log names, and characters of each.
 _MAX_SHOWN = 10
+_MAX_PLACE = 100
 
 _log = logging.getLogger(__name__)
 
@@ -181,10 +183,16 @@ def _call(tool: Tool, arguments_key: str, deadline_s: float) -> str:
         gone.append(error.path)
         rule = _call_rule(tool.name, arguments_key, {})
     if gone:
-        places = ", ".join(path or "any of its schema" for path in gone[:_MAX_SHOWN])
+        places = ", ".join(map(_place, gone[:_MAX_SHOWN]))
         more = f" and {len(gone) - _MAX_SHOWN} more" if len(gone) > _MAX_SHOWN else ""
         _log.warning("calls of the tool %s are not held to %s%s", tool.name, places, more)
     return rule
+
+
+def _place(path: str) -> str:
+    """A path for the log: names are the client's, and may hold anything."""
+    shown = "".join(one if one.isprintable() else "?" for one in path[:_MAX_PLACE])
+    return shown or "any of its schema"
 
 
 def _check(parameters: dict[str, Any]) -> None:
