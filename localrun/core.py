@@ -21,11 +21,16 @@ Think = bool | Literal["low", "medium", "high", "max"] | None
 
 
 class Tool(Struct, frozen=True):
-    """A function that the model may call; `parameters` is a JSON Schema, its keys as sent."""
+    """A function that the model may call; `parameters` is a JSON Schema, its keys as sent.
+
+    A call that has to come is held to them as far as can be, or, with a `strict_path`, in whole:
+    then that is where they stand in the request, for refusals.
+    """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
+    strict_path: str = ""
 
 
 class ToolChoice(Struct, frozen=True):

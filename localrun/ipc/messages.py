@@ -16,6 +16,9 @@ from localrun.spec import LoadSpec, RunnerInfo, RunnerStats, Verdict
 # Begins the line on stderr in which a runner says why it is about to end.
 LAST_WORDS = "localrun-runner: "
 
+# Before a line on stderr that whoever runs the daemon should read.
+WARNING = "localrun-runner warning: "
+
 # ---- read by the runner
 
 

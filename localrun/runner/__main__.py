@@ -13,6 +13,7 @@ This process reads no environment variables of ours and speaks no HTTP.
 
 import argparse
 import gc
+import logging
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from localrun.ipc.messages import (
+    WARNING,
     Ask,
     Cancel,
     ListDevices,
@@ -76,6 +78,7 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
     _die_with_parent(arguments.parent)
+    logging.basicConfig(format=f"{WARNING}%(message)s", level=logging.WARNING)
     # Ctrl-C in a terminal reaches the whole group; the daemon decides when we end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

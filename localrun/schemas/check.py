@@ -11,7 +11,7 @@ from typing import Any
 from localrun.errors import BadRequest
 from localrun.schemas.keywords import check_keywords
 from localrun.schemas.parts import MAX_DEPTH, walk
-from localrun.schemas.totals import check_references, check_sums
+from localrun.schemas.totals import check_references, check_sums, check_unique
 
 # What clients send is below 100 kB, OpenAI allows 120,000 characters of names and values; the
 # grammar of twice as much is made in a fifth of a second.
@@ -26,6 +26,7 @@ def check_schema(schema: Any) -> None:
         if isinstance(part, dict):
             check_keywords(part, path)
     check_references(schema)
+    check_unique(schema)
     check_sums(schema)
 
 

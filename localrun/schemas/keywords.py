@@ -10,15 +10,8 @@ from decimal import Decimal
 from typing import Any
 
 from localrun.errors import BadRequest
-from localrun.schemas.parts import (
-    ANNOTATIONS,
-    FORMATS,
-    SILENT_FORMATS,
-    Schema,
-    below,
-    is_vain,
-    shown,
-)
+from localrun.schemas.formats import BEYOND
+from localrun.schemas.parts import ANNOTATIONS, Schema, below, is_vain, may_be, shown
 
 # Keys of an object, required or not: another recursion, and a symbol of the grammar each.
 MAX_KEYS = 1000
@@ -43,15 +36,18 @@ MAX_PATTERN = 1000
 MAX_PATTERN_DEPTH = 32
 
 # Beyond it neighbouring whole numbers are the same number to most readers of JSON.
-MAX_NUMBER = float(1 << 53)
+MAX_NUMBER = 1 << 53
+
+# What the engine can count to, as far as it is exact: bounds beyond it hold for all that comes.
+MAX_BOUND = (1 << 63) - (1 << 10)
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 # Would have to be remembered over the whole value, or compared with other places.
 _BEYOND = frozenset(
     {
-        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
-        *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains"),
+        *("dependentRequired", "dependentSchemas", "dependencies"),
         *("unevaluatedItems", "unevaluatedProperties", "additionalItems"),
         *("$dynamicRef", "$recursiveRef"),
     }
@@ -67,11 +63,27 @@ def check_keywords(schema: Schema, path: str) -> None:
             path, f"has no keyword of JSON Schema, only {keys}; an example is not a schema"
         )
     for key, value in schema.items():
-        if key in _BEYOND and not is_vain(key, value):
+        if is_vain(key, schema):
+            continue
+        if key in _BEYOND:
             raise BadRequest(below(path, key), f"`{key}` is not supported; leave it out")
         if key in _CHECKS and (problem := _CHECKS[key](value)):
             raise BadRequest(below(path, key), problem)
+    _check_keys(schema, path)
+
+
+def _check_keys(schema: Schema, path: str) -> None:
+    """Raises BadRequest for what keywords come to that are about the keys of an object."""
     required = set(schema.get("required", ()))
+    names = schema.get("propertyNames", True)
+    if names is not True and not is_vain("propertyNames", schema):
+        if "enum" in names and len(set(names["enum"]) - required) > MAX_OPTIONAL:
+            raise BadRequest(below(path, "propertyNames"), f"has more than {MAX_OPTIONAL} names")
+        if "patternProperties" in schema or ("properties" in schema and "enum" not in names):
+            raise BadRequest(
+                below(path, "propertyNames"),
+                "is not supported beside `properties` and `patternProperties`; leave it out",
+            )
     if len(schema.get("properties", {}).keys() | required) > MAX_KEYS:
         raise BadRequest(below(path, "properties"), f"has more than {MAX_KEYS} keys")
     if len(schema.get("properties", {}).keys() - required) > MAX_OPTIONAL:
@@ -139,9 +151,23 @@ _VAIN = re.compile(r"(?:^|[(|^$])(?:[*+]|\{\d|\?(?![:=!<P]))|\$\?")
 
 
 def _format(value: Any) -> str:
-    if isinstance(value, str) and value in FORMATS | SILENT_FORMATS:
-        return ""
-    return f"{shown(value)} is not supported; use {', '.join(sorted(FORMATS))}, or a pattern"
+    if not isinstance(value, str):
+        return f"must be a string, and not {shown(value)}"
+    return f"{shown(value)} is not supported; leave it out" if value in BEYOND else ""
+
+
+def _boolean(value: Any) -> str:
+    return "" if isinstance(value, bool) else f"must be true or false, and not {shown(value)}"
+
+
+def _names(value: Any) -> str:
+    """Of `propertyNames`: what becomes `properties` or a pattern of them."""
+    says = value.keys() - ANNOTATIONS - {"type"} if isinstance(value, dict) else set()
+    if len(says) != 1 or not may_be("string", value) or not says <= {"enum", "const", "pattern"}:
+        return "is supported with an `enum` or a `pattern` alone; leave it out"
+    if "pattern" in value:
+        return _pattern(value["pattern"])
+    return _texts(value["enum"]) if "enum" in value else _texts([value["const"]])
 
 
 def _count(limit: int) -> Callable[[Any], str]:
@@ -159,12 +185,24 @@ def _number(value: Any) -> str:
     return "" if abs(value) <= MAX_NUMBER else f"{shown(value)} is out of range"
 
 
+def _lower(value: Any) -> str:
+    is_vast = isinstance(value, int | float) and value < -MAX_NUMBER
+    return "" if is_vast and not isinstance(value, bool) else _number(value)
+
+
+def _upper(value: Any) -> str:
+    is_vast = isinstance(value, int | float) and value > MAX_NUMBER
+    return "" if is_vast and not isinstance(value, bool) else _number(value)
+
+
 def _step(value: Any) -> str:
     if problem := _number(value):
         return problem
     if value <= 0:
         return "must be greater than 0"
-    return "" if n_remainders(value) <= MAX_DIVISOR else f"has more digits than {MAX_DIVISOR}"
+    if n_remainders(value) <= MAX_DIVISOR:
+        return ""
+    return f"{shown(value)} has too many digits; without its point it must be at most {MAX_DIVISOR}"
 
 
 def n_remainders(step: float) -> int:
@@ -185,10 +223,26 @@ def _anything(_value: Any) -> str:
     return ""
 
 
+def _constants(value: Any) -> str:
+    return _filled_list(value) or next(filter(None, map(_constant, value)), "")
+
+
+def _constant(value: Any) -> str:
+    """Of numbers beyond the limit the engine writes others, and dies of the least it can count."""
+    rest = [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, int | float) and abs(one) > MAX_NUMBER:
+            return f"{shown(one)} is beyond {MAX_NUMBER}, where numbers are not exact; use a string"
+        if isinstance(one, dict | list):
+            rest.extend(one.values() if isinstance(one, dict) else one)
+    return ""
+
+
 _CHECKS: Mapping[str, Callable[[Any], str]] = {
     "type": _type,
-    "enum": _filled_list,
-    "const": _anything,
+    "enum": _constants,
+    "const": _constant,
     "anyOf": _filled_list,
     "oneOf": _filled_list,
     "allOf": _filled_list,
@@ -199,19 +253,21 @@ _CHECKS: Mapping[str, Callable[[Any], str]] = {
     "patternProperties": _patterns,
     "additionalProperties": _anything,
     "required": _texts,
+    "propertyNames": _names,
     "minProperties": _count(MAX_ITEMS),
     "maxProperties": _count(MAX_ITEMS),
     "items": _anything,
     "prefixItems": _filled_list,
     "minItems": _count(MAX_ITEMS),
     "maxItems": _count(MAX_ITEMS),
+    "uniqueItems": _boolean,
     "minLength": _count(MAX_LENGTH),
     "maxLength": _count(MAX_LENGTH),
     "pattern": _pattern,
     "format": _format,
-    "minimum": _number,
-    "maximum": _number,
-    "exclusiveMinimum": _number,
-    "exclusiveMaximum": _number,
+    "minimum": _lower,
+    "maximum": _upper,
+    "exclusiveMinimum": _lower,
+    "exclusiveMaximum": _upper,
     "multipleOf": _step,
 }

@@ -8,7 +8,8 @@ from typing import Any
 
 from localrun.errors import BadRequest
 from localrun.schemas.keywords import MAX_DIVISOR, TYPES, n_remainders
-from localrun.schemas.parts import ANNOTATIONS, Schema, below, children, shown, walk
+from localrun.schemas.parts import ANNOTATIONS, Schema, below, children, is_vain, shown, walk
+from localrun.schemas.unique import arrays
 
 # Levels of the schema and of all that is referred to, which the engine goes down by recursion: 800
 # of them fit a stack of 8 MiB.
@@ -55,6 +56,22 @@ def check_sums(schema: Any) -> None:
         )
     if divisor > MAX_DIVISOR and has_joints(schema):
         raise BadRequest("", "the divisors in a schema of parts that hold at once are too large")
+
+
+def check_unique(schema: Any) -> None:
+    """Raises BadRequest for `uniqueItems` where a grammar cannot say all that may come."""
+    n_items = 0
+    for path, part in walk(schema):
+        if not isinstance(part, dict) or is_vain("uniqueItems", {"uniqueItems": False, **part}):
+            continue
+        told = arrays(part, schema)
+        n_items += sum(map(len, told or ()))
+        if told is None or n_items > MAX_CONSTANTS:
+            raise BadRequest(
+                below(path, "uniqueItems"),
+                "`uniqueItems` is supported for up to five values of an `enum`; leave it out "
+                "(a list instead of a set), and drop what comes twice",
+            )
 
 
 def _n_inside(constant: Any) -> int:

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections import deque
 
-from localrun.ipc.messages import LAST_WORDS
+from localrun.ipc.messages import LAST_WORDS, WARNING
 from localrun.supervisor.connection import Connection
 
 _log = logging.getLogger(__name__)
@@ -88,6 +88,9 @@ class RunnerProcess:
         assert stderr is not None
         while line := await _read_line(stderr):
             text = line.decode("utf-8", "replace").rstrip()
+            if text.startswith(WARNING):
+                _log.warning("runner %d: %s", self.pid, text.removeprefix(WARNING))
+                continue
             self._tail.append(text)
             _log.debug("runner %d: %s", self.pid, text)
 

@@ -30,6 +30,7 @@ class _Tool(msgspec.Struct):
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class _Thinking(msgspec.Struct):
@@ -153,7 +154,10 @@ def _wanted(tool: _Tool, path: str) -> WantedTool:
         )
     if tool.input_schema is None:
         raise BadRequest(f"{path}.input_schema", "is required")
-    return WantedTool(tool.name, tool.description, tool.input_schema, path, "input_schema")
+    is_strict = tool.strict is True
+    return WantedTool(
+        tool.name, tool.description, tool.input_schema, path, "input_schema", is_strict
+    )
 
 
 def _chosen(tools: tuple[Tool, ...], choice: Any) -> tuple[tuple[Tool, ...], ToolChoice]:

@@ -40,6 +40,7 @@ class _Tool(msgspec.Struct):
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
     tools: list[dict[str, Any]] | None = None
 
 
@@ -222,7 +223,8 @@ def _wanted(tool: _Tool, namespace: str, path: str) -> WantedTool:
     if not tool.name:
         raise BadRequest(f"{path}.name", "is required")
     name = full_name(namespace, tool.name)
-    return WantedTool(name, tool.description, tool.parameters, path, "parameters")
+    is_strict = tool.strict is True
+    return WantedTool(name, tool.description, tool.parameters, path, "parameters", is_strict)
 
 
 def _echo(wire: _Request, text: _Text, options: dict[str, Any]) -> dict[str, Any]:

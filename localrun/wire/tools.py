@@ -32,10 +32,11 @@ class _Function(msgspec.Struct):
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolDefinition(msgspec.Struct):
-    """An entry of `tools`; `strict` and other keys change nothing."""
+    """An entry of `tools`; keys that are not here change nothing."""
 
     type: str | None = None
     function: _Function | None = None
@@ -62,13 +63,17 @@ def tools_of(definitions: Sequence[ToolDefinition] | None, max_name_chars: int) 
 
 
 class WantedTool(NamedTuple):
-    """A tool as sent; its fields stand at `path`, its schema in the field `schema_field`."""
+    """A tool as sent; its fields stand at `path`, its schema in the field `schema_field`.
+
+    `is_strict` when a call that has to come must be held to all of that.
+    """
 
     name: str | None
     description: str | None
     schema: dict[str, Any] | None
     path: str
     schema_field: str
+    is_strict: bool = False
 
 
 def checked_tools(wanted: Sequence[WantedTool], max_name_chars: int) -> tuple[Tool, ...]:
@@ -94,7 +99,12 @@ def _wanted(wire: ToolDefinition, path: str) -> WantedTool:
     if function is None:
         raise BadRequest(f"{path}.function", "is required")
     return WantedTool(
-        function.name, function.description, function.parameters, f"{path}.function", "parameters"
+        function.name,
+        function.description,
+        function.parameters,
+        f"{path}.function",
+        "parameters",
+        function.strict is True,
     )
 
 
@@ -106,8 +116,9 @@ def _tool(wanted: WantedTool, max_name_chars: int) -> Tool:
             f"must be 1 to {max_name_chars} letters, digits, `_`, `-` or `.`, "
             f'not "{name[:_MAX_SHOWN]}"',
         )
-    parameters = _parameters(wanted.schema or {}, f"{wanted.path}.{wanted.schema_field}")
-    return Tool(name, wanted.description or "", parameters)
+    path = f"{wanted.path}.{wanted.schema_field}"
+    parameters = _parameters(wanted.schema or {}, path)
+    return Tool(name, wanted.description or "", parameters, path if wanted.is_strict else "")
 
 
 def _parameters(schema: dict[str, Any], path: str) -> dict[str, Any]:

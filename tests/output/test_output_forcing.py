@@ -13,9 +13,8 @@ from localrun.errors import BadRequest
 from localrun.ipc.messages import Submit
 from localrun.runner.output.formats import FORMATS, GENERIC
 from localrun.runner.output.style import Markup, Style, reader_of
-from localrun.runner.prompt import forcing
 from localrun.runner.prompt.forcing import constraint_of
-from localrun.runner.structured.constraint import Constraint, ThinkTags, json_rule
+from localrun.runner.structured.constraint import Constraint, ThinkTags
 
 _ROWS = {row.name: row for row in FORMATS} | {"json": GENERIC}
 _CONTROLS = (
@@ -178,16 +177,110 @@ def test_strange_schemas_are_no_reason_to_refuse(parameters: dict[str, Any]) -> 
     assert allows(grammar, json.dumps({"name": 'say "hi"', "arguments": {"a": 5}}))
 
 
-def test_what_no_grammar_can_say_is_any_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(schema: str) -> str:
-        if "pattern" in schema:
-            raise BadRequest("properties.a.pattern", "cannot be expressed")
-        return json_rule(schema)
+_N = {"type": "integer"}
+_AB = {"a": _N, "b": {"type": "string"}}
+_CHAIN: dict[str, Any] = _N
+for _ in range(60):
+    _CHAIN = {"type": "object", "properties": {"c": _CHAIN}, "required": ["c"]}
 
-    monkeypatch.setattr(forcing, "json_rule", refuse)
-    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
-    grammar = grammar_of(Markup(), tools=(Tool("f", "", parameters),))
-    assert allows(grammar, '{"name": "f", "arguments": {"a": 5}}')
+
+def _both(**a: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {**_AB, "a": a}, "required": ["a", "b"]}
+
+
+# (parameters, the places that are let go, arguments that are taken, arguments that are not)
+LOOSENED: list[tuple[Any, str, list[Any], list[Any]]] = [
+    (_both(type="array", items=_N, uniqueItems=True), "properties.a.uniqueItems",
+     [{"a": [1, 1], "b": "x"}], [{"a": ["x"], "b": "x"}, {"a": [], "b": 1}, {"a": []}]),
+    (_both(type="bogus"), "properties.a.type",
+     [{"a": 5, "b": "x"}, {"a": {}, "b": "x"}], [{"a": 5, "b": 5}, {"b": "x"}]),
+    ({**_both(), "properties": {"a": None, "b": {"type": "string"}}}, "properties.a",
+     [{"a": 5, "b": "x"}], [{"a": 5, "b": 5}, {"a": 5}, {"a": 5, "b": "x", "c": 1}]),
+    (_both(**{"$ref": "#"}), "properties.a.$ref", [{"a": 5, "b": "x"}], [{"a": 5}]),
+    (_both(**{"$ref": "#/$defs/x"}), "properties.a.$ref", [{"a": 5, "b": "x"}], [{"a": 5}]),
+    (_both(type="string", pattern="(?=x)", maxLength=2), "properties.a.pattern",
+     [{"a": "yy", "b": "x"}], [{"a": "yyy", "b": "x"}, {"a": 5, "b": "x"}]),
+    (_both(type="array", items=_both(type="string", pattern="(?=x)")),
+     "properties.a.items.properties.a.pattern",
+     [{"a": [{"a": "y", "b": ""}], "b": "x"}], [{"a": [{"a": 5, "b": ""}], "b": "x"}]),
+    (_both(oneOf=[{"type": "string"}, {"maxLength": 3}]), "properties.a.oneOf",
+     [{"a": "yyyy", "b": "x"}], [{"a": 5}]),
+    (_both(type="object", properties={"c.d": {"type": "string", "not": {}}}),
+     "properties.a.properties.c.d.not",
+     [{"a": {"c.d": "x"}, "b": "x"}], [{"a": {"c.d": 5}, "b": "x"}]),
+    ({**_both(), "not": {}, "patternProperties": 5}, "not",
+     [{"a": 5, "b": "x"}], [{"a": 5, "b": 5}]),
+    ({**_both(), "patternProperties": {"(?=x)": _N}, "additionalProperties": False},
+     "patternProperties", [{"a": 5, "b": "x", "x": "x"}], [{"a": 5, "b": 5}]),
+    (_both(allOf=[{"anyOf": [{"properties": {f"{i}{j}": _N}, "required": [f"{i}{j}"]}
+                             for j in "abc"]} for i in range(12)], type="object"),
+     "properties.a", [{"a": {}, "b": "x"}], [{"a": {}, "b": 5}, {"a": {}}]),
+    (_both(type="object", properties={f"p{i}": _N for i in range(3000)}),
+     "properties.a.properties", [{"a": {"p1": 1, "p2999": "x"}, "b": "x"}],
+     [{"a": {"p1": "x"}, "b": "x"}]),
+    ({**_both(), "properties": {**_AB, "a": _CHAIN}}, "properties.a",
+     [], [{"a": 5, "b": 5}, {"a": 5, "b": "x"}]),
+    ({"type": "object", "properties": {"b": {"type": "string", "description": "x" * (300 << 10)}}},
+     "", [{"b": "x"}], [{"b": 5}]),
+    ({"type": "object", "properties": {f"p{i}": {"allOf": [{"type": "string"}, {"pattern": "^x"}]}
+                                       for i in range(20)}},
+     "pattern", [{"p1": "y"}], [{"p1": 5}]),
+    (_both(const=123456789012345678901234567890), "properties.a.const",
+     [{"a": 5, "b": "x"}], [{"a": 5, "b": 5}]),
+]  # fmt: skip
+
+
+def _call_of(arguments: Any, name: str = "f") -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+@pytest.mark.parametrize(("parameters", "place", "taken", "refused"), LOOSENED)
+def test_all_but_what_no_grammar_can_say_holds(
+    parameters: Any, place: str, taken: list[Any], refused: list[Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    tools = (Tool("f", "", parameters), Tool("g", "", _both(type="integer")))
+    grammar = grammar_of(Markup(), tools=tools)
+    assert [one for one in taken if not allows(grammar, _call_of(one))] == []
+    assert [one for one in refused if allows(grammar, _call_of(one))] == []
+    # The other tool is held to as before.
+    assert allows(grammar, _call_of({"a": 5, "b": "x"}, "g"))
+    assert not allows(grammar, _call_of({"a": "x", "b": "x"}, "g"))
+    told = [record.getMessage() for record in caplog.records]
+    assert [("the tool f " in text, place in text) for text in told] == [(True, True)] * bool(place)
+
+
+def test_a_strict_tool_is_held_to_in_whole_or_refused() -> None:
+    path = "tools[3].function.parameters"
+    bad = Tool("f", "", _both(type="array", uniqueItems=True), path)
+    with pytest.raises(BadRequest) as caught:
+        grammar_of(Markup(), tools=(bad,))
+    assert caught.value.path == f"{path}.properties.a.uniqueItems"
+    with pytest.raises(BadRequest) as caught:
+        grammar_of(Markup(), tools=(Tool("f", "", _both(pattern="(?=x)"), path),))
+    assert caught.value.path == f"{path}.properties.a.pattern"
+    # Where no call has to come, or that of another, nothing is held to it.
+    assert constraint(Markup(), ToolChoice(), tools=(bad,)) is None
+    assert grammar_of(Markup(), ToolChoice(True, "now"), tools=(bad, Tool("now")))
+    good = Tool("f", "", _both(type="integer"), path)
+    assert allows(grammar_of(Markup(), tools=(good,)), _call_of({"a": 5, "b": "x"}))
+
+
+@pytest.mark.parametrize("reference", ["#", "#/$defs/n", "#/properties/c", "#/definitions/o/items"])
+@pytest.mark.parametrize("form", ["json", "llama"])
+def test_what_arguments_refer_to_is_found(reference: str, form: str) -> None:
+    node = {"type": "object", "properties": {"c": {"type": "object", "properties": {"n": _N}}}}
+    parameters = {
+        **node,
+        "properties": {**node["properties"], "d": {"$ref": reference}},  # type: ignore[dict-item]
+        "$defs": {"n": node},
+        "definitions": {"o": {"items": node}},
+    }
+    grammar = grammar_of(Markup(None, _ROWS[form]), tools=(Tool("f", "", parameters),))
+    key = "parameters" if form == "llama" else "arguments"
+    inner = {"n": 5} if reference == "#/properties/c" else {"c": {"n": 5}}
+    assert allows(grammar, json.dumps({"name": "f", key: {"d": inner}}))
+    assert not allows(grammar, json.dumps({"name": "f", key: {"d": {"c": 5, "n": "x"}}}))
 
 
 def test_a_marker_without_a_control_token_is_spelled() -> None:

@@ -23,6 +23,9 @@ class ByteVocabulary:
     def token_name(self, token: int) -> bytes:
         return bytes((token,)) if token < END else _NAMES[token]
 
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token > END else self.token_name(token)
+
     def is_end(self, token: int) -> bool:
         return token == END
 

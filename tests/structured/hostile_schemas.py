@@ -50,9 +50,32 @@ REFUSED: dict[str, Any] = {
     "a large divisor": of({"multipleOf": 9_999_991}),
     "choices multiplied": crossed(12),
     "a wide object": {"type": "object", "properties": {f"p{i}": {} for i in range(5000)}},
+    "a set of thirty thousand": {
+        "type": "array",
+        "uniqueItems": True,
+        "items": {"enum": list(range(30_000))},
+    },
+    "sets of five, many": {
+        "type": "object",
+        "properties": {
+            f"p{i}": {"type": "array", "uniqueItems": True, "items": {"enum": [*"abcde"]}}
+            for i in range(100)
+        },
+    },
+    "the least integer, as a constant": of({"const": -(2**63)}),
+    "the least integer, inside of one": {"enum": [{"x": [-(2**63)]}]},
     "entangled references": chain(2000),
 }
 HARMLESS: dict[str, Any] = {
+    "a set of five": {"type": "array", "uniqueItems": True, "items": {"enum": [*"abcde"]}},
+    "formats everywhere": {
+        "type": "object",
+        "properties": {
+            f"{name}{i}": {"type": "string", "format": name}
+            for i in range(20)
+            for name in ("uri", "email", "date-time", "uri-reference")
+        },
+    },
     "40 levels": nested(40),
     "a thousand items of a thousand": {
         "type": "array",

@@ -156,6 +156,98 @@ SUPPORTED: dict[str, Schema] = {
     },
 }
 
+_COLORS = {"Color": {"enum": ["red", "green", "blue"], "title": "Color", "type": "string"}}
+_ZOD_EMAIL = (
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
+    r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+)
+_ZOD_DURATION = (
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
+    r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
+)
+
+# As generators of schemas write them: pydantic, Zod, .NET, OpenAPI.
+GENERATED: dict[str, Schema] = {
+    **{
+        f"format {name}": of({"type": kind, "format": name})
+        for kind, names in {
+            "integer": ("int32", "int64", "uint32", "uint64", "date"),
+            "number": ("float", "double", "decimal"),
+        }.items()
+        for name in names
+    },
+    **{
+        f"format {name}": of({"type": "string", "format": name, "maxLength": 5})
+        for name in ("byte", "color", "unheard-of")
+    },
+    "format of several types": of({"type": ["string", "null"], "format": "date"}),
+    "Zod's email": of({"type": "string", "format": "email", "pattern": _ZOD_EMAIL}),
+    "Zod's duration": of({"type": "string", "format": "duration", "pattern": _ZOD_DURATION}),
+    "format and pattern": of({"type": "string", "format": "date", "pattern": "^19.*$"}),
+    "format, pattern and allOf": of(
+        {
+            "type": "string",
+            "format": "date",
+            "pattern": "^19.*$",
+            "allOf": [{"pattern": "^.*-0[1-9]$"}],
+        }
+    ),
+    "bounds of 64 bits": of({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}),
+    "bounds of unsigned 64 bits": of({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}),
+    "exclusive bounds of 64 bits": of(
+        {"type": "integer", "exclusiveMinimum": -(2**63), "exclusiveMaximum": 2**63}
+    ),
+    "a bound that is no float": of({"type": "integer", "minimum": 2**53 - 5, "maximum": 2**53 + 3}),
+    "bounds of floats": of({"type": "number", "minimum": -1.7e308, "maximum": 1.7e308}),
+    "a lower bound of 64 bits": of({"type": "integer", "minimum": -(2**63)}),
+    "names that are strings": {
+        "type": "object",
+        "propertyNames": {"type": "string"},
+        "additionalProperties": {"type": "integer"},
+    },
+    "names of an enum": {
+        "type": "object",
+        "propertyNames": {"type": "string", "enum": ["a", "b"]},
+        "additionalProperties": {"type": "integer"},
+        "required": ["a"],
+    },
+    "names of an enum beside properties": {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "c": {"type": "boolean"}},
+        "propertyNames": {"enum": ["a", "b"]},
+        "additionalProperties": {"type": "integer"},
+    },
+    "names of a pattern": {
+        "type": "object",
+        "propertyNames": {"pattern": "^x_[a-z]{1,3}$"},
+        "additionalProperties": {"type": "integer"},
+    },
+    "a name": {"type": "object", "propertyNames": {"const": "a"}},
+    "a set of an enum": of({"$ref": "#/$defs/S"})
+    | {
+        "$defs": {
+            "S": {"type": "array", "items": {"$ref": "#/$defs/Color"}, "uniqueItems": True},
+            **_COLORS,
+        }
+    },
+    "a set of literals": of(
+        {"type": "array", "items": {"enum": [1, "1", True, None]}, "uniqueItems": True}
+    ),
+    "a set of booleans": of(
+        {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 1}
+    ),
+    "two of many": of(
+        {
+            "type": "array",
+            "items": {"enum": [*"abcdefgh"]},
+            "uniqueItems": True,
+            "minItems": 2,
+            "maxItems": 2,
+        }
+    ),
+    "a set of one": of({"type": "array", "uniqueItems": True, "maxItems": 1}),
+}
+
 # (schema, path of the place, part of what is said)
 REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "objekt"}, "type", "objekt"),
@@ -181,7 +273,38 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"if": {"type": "string"}, "then": {"minLength": 1}}, "if", "if"),
     (of({}, unevaluatedProperties=False), "unevaluatedProperties", "unevaluatedProperties"),
     (of({"oneOf": [{"type": "string"}, {"maxLength": 3}]}), "properties.a.oneOf", "overlap"),
-    (of({"type": "string", "format": "iri"}), "properties.a.format", "iri"),
+    (of({"type": "string", "format": "regex"}), "properties.a.format", "regex"),
+    (of({"type": "string", "format": 5}), "properties.a.format", "5"),
+    (of({"const": 123456789012345678901234567890}), "properties.a.const", "exact"),
+    (of({"const": -(2**63)}), "properties.a.const", "exact"),
+    (of({"enum": ["a", {"b": [2**53 + 1]}]}), "properties.a.enum", "9007199254740993"),
+    (of({"type": "integer", "minimum": 1e30}), "properties.a.minimum", "out of range"),
+    (of({"type": "integer", "maximum": -1e30}), "properties.a.maximum", "out of range"),
+    (of({"propertyNames": {"minLength": 3}}), "properties.a.propertyNames", "pattern"),
+    (of({}, propertyNames={"pattern": "^a$"}), "propertyNames", "beside"),
+    (
+        of({"type": "array", "items": {"enum": [*"abcdef"]}, "uniqueItems": True}),
+        "properties.a.uniqueItems",
+        "leave it out",
+    ),
+    (of({"type": "string", "format": "email", "minLength": 250}), "properties.a.format", "complex"),
+    (
+        of(
+            {
+                "type": "string",
+                "pattern": "^(.*a.{300}){20}$",
+                "allOf": [{"pattern": "^(.*b.{301}){20}$"}],
+            }
+        ),
+        "properties.a.pattern",
+        "complex",
+    ),
+    (of({"type": "array", "uniqueItems": "yes"}), "properties.a.uniqueItems", '"yes"'),
+    (
+        of({"type": "string", "pattern": "^(x+x+)+y$", "allOf": [{"pattern": "^[^y]*$"}]}),
+        "properties.a.pattern",
+        "no text matches",
+    ),
     (of({"type": "string", "pattern": "^(?=x)y"}), "properties.a.pattern", "look-around"),
     (of({"type": "string", "pattern": r"(a)\1"}), "properties.a.pattern", "backreferences"),
     (of({"type": "string", "pattern": r"\bword"}), "properties.a.pattern", "lookarounds"),

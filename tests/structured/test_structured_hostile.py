@@ -40,6 +40,7 @@ def test_a_large_schema_costs_little(name: str) -> None:
         if one.is_finished or not (choice := allowed(one)):
             break
         assert one.take(choice[0])
+    assert not one.problem
 
 
 def test_levels_beyond_what_python_reads_are_counted_without_recursion() -> None:

@@ -101,6 +101,54 @@ def test_openai_hears_of_the_place_in_its_own_words(daemon: Daemon) -> None:
     assert "look-around" in error["message"]
 
 
+SET = {"type": "array", "items": {"type": "integer"}, "maxItems": 3, "uniqueItems": True}
+PAIR = {
+    "type": "object",
+    "properties": {"a": SET, "n": {"type": "integer", "format": "int32"}, "u": {"enum": ["x"]}},
+    "required": ["a", "n", "u"],
+}
+
+
+def forced(strict: bool, **schema: Any) -> dict[str, Any]:
+    function = {"name": "f", "parameters": PAIR | schema, "strict": strict}
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "max_tokens": 200,
+        "seed": 3,
+    }
+
+
+def test_a_forced_call_keeps_what_can_be_kept_and_the_log_tells_of_the_rest(daemon: Daemon) -> None:
+    reply = daemon.json("POST", "/v1/chat/completions", forced(False))
+    call, *_ = reply["choices"][0]["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    jsonschema.Draft202012Validator(
+        PAIR | {"properties": {**PAIR["properties"], "a": {}}}
+    ).validate(arguments)
+    assert all(isinstance(one, int) for one in arguments["a"])
+    told = "calls of the tool f are not held to properties.a.uniqueItems"
+    wait_until(lambda: told in daemon.log(), "the place in the log")
+
+
+def test_a_strict_tool_is_refused_in_the_words_of_the_dialect(daemon: Daemon) -> None:
+    error = daemon.json("POST", "/v1/chat/completions", forced(True), status=400)["error"]
+    assert error["param"] == "tools[0].function.parameters.properties.a.uniqueItems"
+    flat = {"type": "function", "name": "f", "parameters": PAIR, "strict": True}
+    body = {"model": MODEL, "input": "hi", "tools": [flat], "tool_choice": "required"}
+    error = daemon.json("POST", "/v1/responses", body, status=400)["error"]
+    assert error["param"] == "tools[0].parameters.properties.a.uniqueItems"
+
+
+def test_a_long_number_ends_and_so_does_the_answer(daemon: Daemon) -> None:
+    biases = biased(daemon, [*"0123456789"], 50)
+    reply = ask(daemon, of({"type": "number"}), num_predict=90, logit_bias=biases)
+    assert reply["done_reason"] == "stop"
+    json.loads(content(reply))
+
+
 def test_openai_gets_every_choice_in_the_form(daemon: Daemon) -> None:
     messages = [{"role": "user", "content": QUESTION}]
     for form in (

@@ -6,20 +6,23 @@ from typing import Any
 import jsonschema
 import pytest
 from byte_vocabulary import drawn, matcher, matches, takes
-from schema_features import REFUSED, SUPPORTED, of
+from schema_features import GENERATED, REFUSED, SUPPORTED, of
 
 from localrun.errors import BadRequest
 from localrun.runner.structured.constraint import json_grammar
 
+ALL = SUPPORTED | GENERATED
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
-@pytest.mark.parametrize("name", SUPPORTED)
+
+@pytest.mark.parametrize("name", ALL)
 def test_every_answer_matches_its_schema(name: str) -> None:
-    schema = SUPPORTED[name]
+    schema = ALL[name]
     text = json.dumps(schema)
     answers = [answer for seed in range(40) if (answer := drawn(matcher(text), seed)) is not None]
     assert len(answers) > 5
     for answer in answers:
-        jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
+        jsonschema.Draft202012Validator(schema, format_checker=FORMATS).validate(json.loads(answer))
 
 
 @pytest.mark.parametrize(("schema", "path", "part"), REFUSED)
@@ -30,6 +33,19 @@ def test_what_cannot_be_expressed_is_refused_with_its_place(
         json_grammar(json.dumps(schema))
     assert caught.value.path == path
     assert part in caught.value.problem
+    assert "(And" not in caught.value.problem
+
+
+def test_a_long_path_ends_behind_a_name() -> None:
+    schema: Any = {"type": "integer"}
+    for _ in range(60):
+        schema = of(schema) | {"properties": {"a_name": schema}, "required": []}
+    with pytest.raises(BadRequest, match="levels") as caught:
+        json_grammar(json.dumps(schema))
+    *names, last = caught.value.path.split(".")
+    assert {*names} == {"properties", "a_name"}
+    assert last in ("properties…", "a_name…")
+    assert len(caught.value.path) <= 81
 
 
 # ---- what is accepted, text by text

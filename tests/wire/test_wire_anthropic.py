@@ -168,7 +168,7 @@ def test_tools_with_their_schemas():
     found = prompt(tools=[WEATHER, tool])
     assert found.tools == (
         Tool("weather", "Tells it", {"type": "object"}),
-        Tool("f", "", schema),
+        Tool("f", "", schema, "tools[1].input_schema"),
     )
     assert list(found.tools[1].parameters["properties"]) == ["b", "a"]
 

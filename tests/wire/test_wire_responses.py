@@ -145,7 +145,8 @@ def test_effort_says_how_much_to_think():
 
 def test_tools_stand_flat():
     found = prompt(tools=[function("f", description="d", strict=True), function("g")])
-    assert found.tools == (Tool("f", "d", SCHEMA), Tool("g", "", SCHEMA))
+    strict = Tool("f", "d", SCHEMA, "tools[0].parameters")
+    assert found.tools == (strict, Tool("g", "", SCHEMA))
     assert found.choice == ToolChoice()
 
 
@@ -156,6 +157,13 @@ def test_functions_of_a_namespace_are_called_by_both_names():
     assert [tool.name for tool in found.tools] == ["get", "crm.get"]
     assert request.namespaces == {"crm.get": ("crm", "get")}
     assert json.loads(bytes(request.echo["tools"]))[1] == space
+
+
+def test_a_strict_tool_knows_its_place():
+    space = {"type": "namespace", "name": "crm", "tools": [function("g", strict=True)]}
+    found = prompt(tools=[function("f", strict=False), space])
+    places = [tool.strict_path for tool in found.tools]
+    assert places == ["", "tools[1].tools[0].parameters"]
 
 
 F, G = Tool("f", "", SCHEMA), Tool("g", "", SCHEMA)

@@ -23,7 +23,7 @@ TIME = Tool("time.now-2")
 
 def wire(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function | {"strict": True}}
+    return {"type": "function", "function": function | {"strict": False}}
 
 
 TOOLS = [wire(WEATHER), wire(TIME)]
@@ -39,6 +39,13 @@ def test_tools_arrive_with_their_keys_in_order(decode):
     assert list(found.tools[0].parameters) == ["type", "required", "properties"]
     assert list(found.tools[0].parameters["properties"]) == ["unit", "city"]
     assert found.choice == ToolChoice()
+
+
+@BOTH
+def test_a_strict_tool_knows_its_place(decode):
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    found = prompt(decode(tools=[*TOOLS, strict])).tools
+    assert [tool.strict_path for tool in found] == ["", "", "tools[2].function.parameters"]
 
 
 @BOTH

@@ -1,10 +1,12 @@
-"""What an answer has to look like: a call that must come, a schema, or both. Pure.
+"""What an answer has to look like: a call that must come, a schema, or both.
 
 A call is written in the format of the template where that has JSON, else as plain JSON, which is
 read in every format (`output.calls`). Source of the grammar's language: llguidance's Lark.
 """
 
 import json
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +20,8 @@ from localrun.runner.output.formats import Writing
 from localrun.runner.output.style import Style
 from localrun.runner.prompt.definitions import parameters_of
 from localrun.runner.structured.constraint import Constraint, ThinkTags, json_rule
-from localrun.schemas.parts import below
+from localrun.schemas.loosening import loosened
+from localrun.schemas.parts import below, rebuilt
 
 # Small models that may go on with calls do so until the window is full; nobody has asked for more
 # than a few at once.
@@ -26,6 +29,17 @@ _MORE = "{0,15}"
 
 # Where a schema keeps the parts that it refers to.
 _SHARED = ("$defs", "definitions")
+_SHARED_STEPS = tuple([key] for key in _SHARED)
+
+# For all tools of a request, to find out what of their schemas can be held to. What is wrong in
+# keywords is found in a millisecond, what the engine refuses takes half a second at most.
+_LOOSENING_S = 1.0
+
+# Places that the log names, and characters of each.
+_MAX_SHOWN = 10
+_MAX_PLACE = 100
+
+_log = logging.getLogger(__name__)
 
 # Gives the id of the control token that is spelled so, None where there is none.
 ControlId = Callable[[str], int | None]
@@ -123,9 +137,10 @@ class _Calls:
 
     def rules(self) -> list[str]:
         rules = [f"calls: {self._calls()}"]
+        deadline_s = time.monotonic() + _LOOSENING_S
         rules.append("call: " + " | ".join(f"call_{n}" for n in range(len(self._tools))))
         for number, tool in enumerate(self._tools):
-            rules.append(f"call_{number}: {_call(tool, self._writing.arguments_key)}")
+            rules.append(f"call_{number}: {_call(tool, self._writing.arguments_key, deadline_s)}")
         return rules
 
     def _calls(self) -> str:
@@ -147,27 +162,58 @@ class _Calls:
         return f"{blanks[0]} {_token(core, self._control_id)} {blanks[1]}".strip()
 
 
-def _call(tool: Tool, arguments_key: str) -> str:
-    """A rule for a call; of any arguments where their schema says what no grammar can.
+def _call(tool: Tool, arguments_key: str, deadline_s: float) -> str:
+    """A rule for a call, whose arguments match the tool's schema as far as a grammar can say it.
 
     All of it is JSON by a schema: beside another schema, a text of our own would begin like it and
-    leave the engine no way back.
+    leave the engine no way back. Raises BadRequest for a strict tool.
     """
-    parameters = dict(_with_lists_of_types(parameters_of(tool)))
-    # What they refer to is looked for at the top.
-    shared = {key: parameters.pop(key) for key in _SHARED if key in parameters}
+    parameters = _with_lists_of_types(parameters_of(tool))
+    if tool.strict_path:
+        try:
+            _check(parameters)
+            return _call_rule(tool.name, arguments_key, parameters)
+        except BadRequest as error:
+            path = below(tool.strict_path, error.path)
+            raise BadRequest(path, f"{error.problem} (the tool is `strict`)") from None
+    rest, gone = loosened(parameters, _check, lambda: time.monotonic() < deadline_s)
     try:
-        return _call_rule(tool.name, arguments_key, parameters, shared)
-    except BadRequest:
-        return _call_rule(tool.name, arguments_key, {"type": "object"}, {})
+        rule = _call_rule(tool.name, arguments_key, rest)
+    except BadRequest as error:
+        gone.append(error.path)
+        rule = _call_rule(tool.name, arguments_key, {})
+    if gone:
+        places = ", ".join(map(_place, gone[:_MAX_SHOWN]))
+        more = f" and {len(gone) - _MAX_SHOWN} more" if len(gone) > _MAX_SHOWN else ""
+        _log.warning("calls of the tool %s are not held to %s%s", tool.name, places, more)
+    return rule
 
 
-def _call_rule(
-    name: str, arguments_key: str, parameters: dict[str, Any], shared: dict[str, Any]
-) -> str:
+def _place(path: str) -> str:
+    """A path for the log: names are the client's, and may hold anything."""
+    shown = "".join(one if one.isprintable() else "?" for one in path[:_MAX_PLACE])
+    return shown or "any of its schema"
+
+
+def _check(parameters: dict[str, Any]) -> None:
+    json_rule(msgspec.json.encode(parameters).decode())
+
+
+def _call_rule(name: str, arguments_key: str, parameters: dict[str, Any]) -> str:
+    here = f"#/properties/{arguments_key}"
+
+    def change(part: dict[str, Any]) -> dict[str, Any]:
+        reference = part.get("$ref")
+        if not isinstance(reference, str) or reference.split("/")[1:2] in _SHARED_STEPS:
+            return part
+        return {**part, "$ref": here + reference.removeprefix("#")}
+
+    arguments = {**rebuilt(parameters, change), "type": "object"}
+    # The engine finds them faster at the top, and so does who looks for what is wrong.
+    shared = {key: arguments.pop(key) for key in _SHARED if key in arguments}
     schema = {
         "type": "object",
-        "properties": {"name": {"const": name}, arguments_key: parameters},
+        "properties": {"name": {"const": name}, arguments_key: arguments},
         "required": ["name", arguments_key],
         "additionalProperties": False,
     }

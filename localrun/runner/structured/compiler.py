@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from localrun.errors import BadRequest
 from localrun.runner.model import Matcher, Vocab
 from localrun.runner.structured.constraint import Constraint
+from localrun.runner.structured.digits import DigitTokens
 from localrun.runner.structured.matcher import GrammarMatcher, ThinkingMatcher
 
 # The engine's defaults, which end a mask after 10 ms, but for what a grammar may hold in memory,
@@ -44,6 +45,19 @@ _GAP = r"/[ \t\r\n]{0,8}/"
 
 _LONGEST_PROBLEM = 300
 
+_TOO_LARGE = "its grammar is too large"
+
+# (part of what the engine says about its insides, what is said instead)
+_OWN_WORDS = (
+    (
+        "Unable to determine if regex is empty",
+        "the patterns, formats and lengths that hold here at once are too complex to be joined; "
+        "use fewer of them, or simpler ones",
+    ),
+    ("Regex is empty", "no text matches the patterns, formats and lengths that hold here at once"),
+    ("Failed to generate regex for", "no number that can be written is within these bounds"),
+)
+
 # A schema, and what tools and tags put around it; its reader takes seconds for a few MB.
 _MOST_CHARACTERS = 1 << 20
 
@@ -59,8 +73,11 @@ def _sentence(message: str) -> str:
     text = " ".join(" ".join(kept).replace("<non-verbose/>", "").split())
     text = text.partition(" while processing ")[0]
     text = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", text)
+    for beginning, own in _OWN_WORDS:
+        if beginning in text:
+            return own
     if text.startswith("panic: "):  # an assertion about sizes, with a stack behind it
-        return "its grammar is too large"
+        return _TOO_LARGE
     return text[:_LONGEST_PROBLEM].strip()
 
 
@@ -70,6 +87,7 @@ class Compiler:
     def __init__(self, vocab: Vocab) -> None:
         wrapped = _Wrapped(vocab)
         self._vocab = vocab
+        self._digits = DigitTokens(vocab)
         self._controls = wrapped.controls
         self._tokenizer = LLTokenizer(
             cast(TokenizerWrapper, wrapped), eos_token=wrapped.ends, slices=_SLICES
@@ -79,17 +97,18 @@ class Compiler:
         """Raises BadRequest, without a path, when it takes more than the limits."""
         answer = self._compile(constraint.grammar)
         if constraint.tags is None:
-            return GrammarMatcher(answer)
+            return GrammarMatcher(answer, self._digits)
         return ThinkingMatcher(
             self._compile(self._thinking(constraint)),
             answer,
             self._vocab.token_name,
+            self._digits,
             may_answer=not constraint.is_thinking,
         )
 
     def _compile(self, grammar: str) -> LLMatcher:
         if len(grammar) > _MOST_CHARACTERS:
-            raise BadRequest("", "its grammar is too large")
+            raise BadRequest("", _TOO_LARGE)
         made = LLMatcher(self._tokenizer, _OPTIONS + grammar, limits=_LIMITS, log_level=0)
         if made.is_error():
             raise BadRequest("", _sentence(made.get_error()))

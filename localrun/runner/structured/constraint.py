@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest
+from localrun.runner.structured.rewriting import rewritten
 from localrun.schemas.check import check_schema
 from localrun.schemas.parts import Schema, is_vain, rebuilt
 from localrun.schemas.totals import has_joints
@@ -76,7 +77,7 @@ def json_rule(schema: str) -> str:
 
 def _rule(schema: Schema) -> str:
     # The engine reads its options from here; whatever a client wrote there is none.
-    styled = {**schema, "x-guidance": _STYLE}
+    styled = {**rewritten(schema), "x-guidance": _STYLE}
     return "%json " + json.dumps(styled, ensure_ascii=False)
 
 
@@ -89,7 +90,7 @@ def _lean(schema: Any) -> Any:
     is_closed = not has_joints(schema)
 
     def change(part: Schema) -> Schema:
-        lean = {key: value for key, value in part.items() if not is_vain(key, value)}
+        lean = {key: value for key, value in part.items() if not is_vain(key, part)}
         named = lean.get("properties", {})
         if is_closed and named and not lean.keys() & _OPENERS:
             unnamed = [name for name in lean.get("required", ()) if name not in named]
@@ -101,4 +102,7 @@ def _lean(schema: Any) -> Any:
 
 
 # With one of these an object's other keys are spoken of, or counted.
-_OPENERS = {"additionalProperties", "patternProperties", "minProperties", "maxProperties"}
+_OPENERS = {
+    *("additionalProperties", "patternProperties", "propertyNames"),
+    *("minProperties", "maxProperties"),
+}

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from localrun.runner.structured.digits import DigitRun, DigitTokens
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -13,9 +15,12 @@ _MOST_BLANKS = 8
 class GrammarMatcher:
     """An answer that is of a grammar from its first token on; see `model.Matcher`."""
 
-    def __init__(self, grammar: "LLMatcher") -> None:
+    def __init__(self, grammar: "LLMatcher", digits: DigitTokens | None = None) -> None:
+        """With the vocabulary's `digits` its numbers come to an end."""
         self._grammar = grammar
         self._problem = ""
+        self._digits = digits
+        self._run = DigitRun()
 
     @property
     def is_finished(self) -> bool:
@@ -29,10 +34,19 @@ class GrammarMatcher:
 
     def take(self, token: int) -> bool:
         """Goes on by `token` if it may come next."""
+        if self._is_too_long(token):
+            return False
         if self._grammar.try_consume_tokens([token]) == 1:
+            if self._digits is not None:
+                self._run.follow(self._digits.bytes_of(token))
             return True
         self._look_for_problem()
         return False
+
+    def _is_too_long(self, token: int) -> bool:
+        if self._digits is None or not self._run.is_long or not self._digits.is_one(token):
+            return False
+        return not int.from_bytes(self.allowed(), "little") >> token & 1
 
     def _look_for_problem(self) -> None:
         if self._grammar.is_error():
@@ -42,7 +56,11 @@ class GrammarMatcher:
         """A bit for each token that may come next."""
         mask = self._grammar.compute_bitmask()
         self._look_for_problem()
-        return bytes(len(mask)) if self._problem else mask
+        if self._problem:
+            return bytes(len(mask))
+        if self._digits is not None and self._run.is_long:
+            return self._digits.left_out(mask)
+        return mask
 
 
 class ThinkingMatcher:
@@ -57,6 +75,7 @@ class ThinkingMatcher:
         thinking: "LLMatcher",
         answer: "LLMatcher",
         name_of: Callable[[int], bytes],
+        digits: DigitTokens,
         *,
         may_answer: bool,
     ) -> None:
@@ -65,8 +84,9 @@ class ThinkingMatcher:
         self._fresh = answer
         self._answer: GrammarMatcher | None = None
         if may_answer:
-            self._answer = GrammarMatcher(answer.deep_copy())
+            self._answer = GrammarMatcher(answer.deep_copy(), digits)
         self._name_of = name_of
+        self._digits = digits
         self._n_blanks = 0
         self._has_answer_begun = False
 
@@ -97,7 +117,7 @@ class ThinkingMatcher:
             self._answer = None
         if self._thinking is not None and self._thinking.is_finished:
             self._thinking = None
-            self._answer = GrammarMatcher(self._fresh)
+            self._answer = GrammarMatcher(self._fresh, self._digits)
             self._has_answer_begun, self._n_blanks = False, 0
         return True
 
