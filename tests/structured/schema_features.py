@@ -222,6 +222,11 @@ GENERATED: dict[str, Schema] = {
         "propertyNames": {"pattern": "^x_[a-z]{1,3}$"},
         "additionalProperties": {"type": "integer"},
     },
+    "names of a pattern that is not anchored": {
+        "type": "object",
+        "propertyNames": {"pattern": "a"},
+        "additionalProperties": {"type": "integer"},
+    },
     "a name": {"type": "object", "propertyNames": {"const": "a"}},
     "a set of an enum": of({"$ref": "#/$defs/S"})
     | {

@@ -84,6 +84,12 @@ def test_what_a_format_has_room_for(form: str, good: list[str], bad: list[str]) 
     assert [text for text in bad if matches(schema, json.dumps(text))] == []
 
 
+def test_a_value_that_is_told_needs_no_format() -> None:
+    told = "HTTPS://example.org/caf\u00e9"
+    for schema in ({"const": told}, {"enum": ["x", told]}):
+        assert matches(json.dumps({"type": "string", "format": "uri", **schema}), f'"{told}"')
+
+
 @pytest.mark.parametrize("form", WIDER)
 def test_patterns_that_need_not_hold_do_so_by_themselves(form: str) -> None:
     for pattern in WIDER[form]:

@@ -115,3 +115,19 @@ def test_strings_may_hold_any_character(text: str) -> None:
 @pytest.mark.parametrize("text", ['"\\ud83d"', '"\n"', "'x'", '"\\x"'])
 def test_strings_are_those_of_json(text: str) -> None:
     assert not matches('{"type":"string"}', text)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "bound", [2**53 + 1, 2**53 + 2, 2**53 + 3, 2**60 + 1, 2**60, 2**63, 10**30]
+)
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_large_bounds_never_move_outwards(kind: str, bound: int, sign: int) -> None:
+    name = "maximum" if sign > 0 else "minimum"
+    last = min(bound, 2**63 - 1024 if kind == "integer" else 2**53)
+    schema = json.dumps({"type": kind, name: sign * bound})
+    assert not matches(schema, str(sign * (bound + 1)))
+    assert matches(schema, str(sign * (last - 1024)))
+    exclusive = json.dumps({"type": kind, f"exclusive{name.capitalize()}": sign * bound})
+    assert not matches(exclusive, str(sign * bound))
+    assert matches(exclusive, str(sign * (last - 2048)))

@@ -87,7 +87,7 @@ class Compiler:
     def __init__(self, vocab: Vocab) -> None:
         wrapped = _Wrapped(vocab)
         self._vocab = vocab
-        self._digits = DigitTokens(vocab)
+        self._digits = DigitTokens(wrapped.tokens, vocab.token_bytes)
         self._controls = wrapped.controls
         self._tokenizer = LLTokenizer(
             cast(TokenizerWrapper, wrapped), eos_token=wrapped.ends, slices=_SLICES

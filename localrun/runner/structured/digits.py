@@ -3,7 +3,7 @@
 Knows JSON as far as to tell numbers from strings.
 """
 
-from localrun.runner.model import Vocab
+from collections.abc import Callable, Sequence
 
 # Digits in a row, before the point, behind it, and of an exponent: those of 64 bits. A token may
 # hold a few more.
@@ -15,11 +15,12 @@ _QUOTE, _ESCAPE, _ZERO, _NINE = b'"\\09'
 class DigitTokens:
     """The tokens of a vocabulary that begin with a digit."""
 
-    def __init__(self, vocab: Vocab) -> None:
-        self.bytes_of = vocab.token_bytes
-        bits = bytearray(vocab.n_tokens // 8 + 1)
-        for token, (name, is_control) in enumerate(vocab.tokens()):
-            if not is_control and name[:1].isdigit():
+    def __init__(self, names: Sequence[bytes], bytes_of: Callable[[int], bytes]) -> None:
+        """`names` begin otherwise where a token is not its text; `bytes_of` has nothing there."""
+        self.bytes_of = bytes_of
+        bits = bytearray(len(names) // 8 + 1)
+        for token, name in enumerate(names):
+            if name[:1].isdigit():
                 bits[token // 8] |= 1 << token % 8
         self._bits = int.from_bytes(bits, "little")
 

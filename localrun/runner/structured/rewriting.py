@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from localrun.schemas.formats import HELD, WIDER
-from localrun.schemas.keywords import MAX_BOUND
+from localrun.schemas.keywords import MAX_BOUND, MAX_NUMBER
 from localrun.schemas.parts import Schema, is_vain, may_be, rebuilt
 from localrun.schemas.unique import arrays
 
@@ -24,11 +24,16 @@ def rewritten(schema: Schema) -> Schema:
 
 
 def _with_patterns(part: Schema) -> Schema:
-    """Formats that are held to become patterns; one that is there already holds as well."""
+    """Formats that are held to become patterns; one that is there already holds as well.
+
+    Where the values are told they are what was meant, also where ours have no room for them.
+    """
     form = part.get("format")
     if form not in HELD or not may_be("string", part):
         return part
     rest = {key: value for key, value in part.items() if key != "format"}
+    if "enum" in rest or "const" in rest:
+        return rest
     pattern = f"^{HELD[form]}$"
     if "pattern" not in rest or rest["pattern"] in WIDER.get(form, ()):
         return {**rest, "pattern": pattern}
@@ -38,20 +43,23 @@ def _with_patterns(part: Schema) -> Schema:
 def _with_exact_bounds(part: Schema) -> Schema:
     """Bounds that the engine can count to and that its floats do not move outwards."""
     new = dict(part)
+    # Of numbers with a fraction the engine writes larger bounds in rounded digits.
+    limit = MAX_NUMBER if may_be("number", part) else MAX_BOUND
     for key in ("minimum", "exclusiveMinimum"):
-        if key in new and new[key] < 0:
-            new[key] = -_at_most(-new[key])
+        if key in new and new[key] < -MAX_NUMBER:
+            new[key] = -_inwards(-new[key], key, limit)
     for key in ("maximum", "exclusiveMaximum"):
-        if key in new and new[key] > 0:
-            new[key] = _at_most(new[key])
+        if key in new and new[key] > MAX_NUMBER:
+            new[key] = _inwards(new[key], key, limit)
     return new
 
 
-def _at_most(bound: float) -> float:
-    if isinstance(bound, float) and bound <= MAX_BOUND:
-        return bound
-    near = float(min(bound, MAX_BOUND))
-    return int(near if near <= bound else math.nextafter(near, 0))
+def _inwards(bound: float, key: str, limit: int) -> int:
+    """The next smaller whole number that is a float; that far out an exclusive bound is none."""
+    whole = int(min(bound, limit))
+    whole -= key.startswith("exclusive")
+    near = float(whole)
+    return int(near if near <= whole else math.nextafter(near, 0))
 
 
 def _with_named_keys(part: Schema) -> Schema:
