@@ -33,10 +33,10 @@ class Bench:
         places = fields.pop("places", list(range(len(texts))))
         self.embedder.add(EmbedJob(number, list(texts), places, n_ctx, **fields))
 
-    def run(self, n_beside: int | None = None) -> dict[int, Vectors | LocalrunError]:
+    def run(self, budget_s: float | None = None) -> dict[int, Vectors | LocalrunError]:
         """Steps until nothing more is done; the answers by job."""
         answers: dict[int, Vectors | LocalrunError] = {}
-        while self.embedder.step(n_beside):
+        while self.embedder.step(budget_s):
             answers.update(self.embedder.take_answers())
         answers.update(self.embedder.take_answers())
         return answers
@@ -96,14 +96,16 @@ def test_equal_texts_are_evaluated_once_and_counted_each_time(bench: Callable[..
     assert answer.n_tokens == 5
 
 
-@pytest.mark.parametrize("n_rows", [7, 10, 64])
+@pytest.mark.parametrize("n_rows", [17, 20, 64])
 def test_a_long_text_has_one_vector_however_it_is_split(
-    bench: Callable[..., Bench], n_rows: int
+    bench: Callable[..., Bench], n_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = bench()
     text = [n % 251 for n in range(200)]
     b.add(1, [9], text, [8])
-    answers = b.run(n_beside=n_rows)
+    b.embedder._row_s = 1.0  # the clock stands still, so it does not learn
+    monkeypatch.setattr("localrun.runner.engine.embedder._WEIGHT", 0.0)
+    answers = b.run(budget_s=n_rows)
     assert rows_of(answers[1]) == [
         pytest.approx(vector_of(one), rel=1e-5) for one in ([9], text, [8])
     ]
@@ -114,7 +116,7 @@ def test_a_long_text_has_one_vector_however_it_is_split(
 def test_a_text_that_sees_ahead_is_never_split(bench: Callable[..., Bench]) -> None:
     b = bench(pooling="mean", is_causal=False)
     b.add(1, list(range(100)), [1], n_ctx=128)
-    assert len(rows_of(b.run(n_beside=16)[1])) == 2
+    assert len(rows_of(b.run(budget_s=0.01)[1])) == 2
     assert b.forwards == [(100, 1), (1, 1)]
 
 
@@ -147,12 +149,46 @@ def test_a_forward_that_fails_ends_the_request_that_makes_it_fail_and_no_other(
     assert b.embedder.is_idle
 
 
+def test_one_text_does_not_wait_for_somebody_elses_hundreds(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    b.add(1, *([n % 250] * 40 for n in range(200)))
+    assert b.embedder.step(None)
+    b.add(2, [1, 2, 3])
+    b.add(3, *([n] * 10 for n in range(8)))
+    n_before = len(b.forwards)
+    ended: dict[int, int] = {}
+    while b.embedder.step(None):
+        for number, _ in b.embedder.take_answers():
+            ended[number] = len(b.forwards) - n_before
+    assert ended[2] == 1
+    assert ended[3] <= 4
+    assert ended[1] > 100
+
+
+def test_rows_beside_answers_follow_what_a_row_has_taken(bench: Callable[..., Bench]) -> None:
+    b = bench(batch=512)
+    context = b.model.embeddings(512)
+    evaluate = context.forward
+
+    def forward(tokens: list[int], *rest: Any) -> int:
+        b.now_ns += len(tokens) * 10_000_000
+        return evaluate(tokens, *rest)
+
+    context.forward = forward  # type: ignore[assignment,method-assign]
+    b.add(1, [n % 250 for n in range(500)])
+    b.run(budget_s=0.4)
+    rows = [n for n, _ in b.forwards]
+    assert rows[0] == 100
+    assert rows[0] > rows[1] > rows[2] > rows[5]
+    assert 40 <= rows[5] <= 50
+
+
 def test_who_leaves_in_the_middle_of_a_long_text_leaves_nothing_behind(
     bench: Callable[..., Bench],
 ) -> None:
     b = bench()
     b.add(1, list(range(200)))
-    assert b.embedder.step(50)
+    assert b.embedder.step(0.2)
     b.embedder.remove(1)
     b.embedder.remove(1)
     b.add(2, [1, 2, 3])
@@ -166,7 +202,7 @@ def test_a_larger_window_takes_another_context_and_loses_no_text(
     b = bench()
     text = list(range(200))
     b.add(1, text, n_ctx=256)
-    assert b.embedder.step(50)
+    assert b.embedder.step(0.2)
     b.add(2, [5], n_ctx=1024)
     answers = b.run()
     assert rows_of(answers[1]) == [pytest.approx(vector_of(text), rel=1e-5)]

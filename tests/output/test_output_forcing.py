@@ -166,7 +166,6 @@ def test_arguments_follow_the_schema_of_the_tool() -> None:
 @pytest.mark.parametrize(
     "parameters",
     [
-        {},
         {"properties": {"a": {"type": "string, integer"}}},
         {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}},
          "$defs": {"A": {"type": "integer"}}},
@@ -175,6 +174,15 @@ def test_arguments_follow_the_schema_of_the_tool() -> None:
 def test_strange_schemas_are_no_reason_to_refuse(parameters: dict[str, Any]) -> None:
     grammar = grammar_of(Markup(), tools=(Tool('say "hi"', "", parameters),))
     assert allows(grammar, json.dumps({"name": 'say "hi"', "arguments": {"a": 5}}))
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"type": "object"}, {"type": "object", "properties": {}, "required": []}]
+)
+def test_a_tool_without_parameters_is_called_without_any(parameters: dict[str, Any]) -> None:
+    grammar = grammar_of(Markup(), tools=(Tool("now", "", parameters),))
+    assert allows(grammar, json.dumps({"name": "now", "arguments": {}}))
+    assert not allows(grammar, json.dumps({"name": "now", "arguments": {"a": 5}}))
 
 
 _N = {"type": "integer"}

@@ -1,11 +1,13 @@
 """Texts that wait for their vectors, and the forwards they go through together.
 
 Texts end all together, unlike answers, so batching is dynamic: whatever waits when a forward ends
-shares the next one, and the first of few may wait a moment for more. A text longer than a forward
-has rows goes through several where the model allows it, and beside running answers all of them
-are short. The first request makes the context. Engine thread only.
+shares the next one, and the first of few may wait a moment for more. Requests take turns by tokens,
+so that one text does not wait for somebody else's hundreds. A text longer than a forward has rows
+goes through several where the model allows it, and beside running answers all of them are short.
+The first request makes the context. Engine thread only.
 """
 
+import itertools
 import math
 import sys
 from array import array
@@ -17,6 +19,10 @@ from localrun.errors import BROKEN_LOGITS, EngineFailed, LoadFailed, LocalrunErr
 from localrun.runner.engine.meter import Meter
 from localrun.runner.model import Embeddings, LoadRefused, Model, Vector
 from localrun.spec import LoadSpec
+
+# Seconds of a row before any was seen, as of a small model on few cores; then a running mean, with
+# this weight of the newest forward. And the fewest rows, so that a text always goes on.
+_ROW_S, _WEIGHT, _ROWS_MIN = 0.004, 0.3, 16
 
 # The answer to a job, by its id.
 Answer = tuple[int, Vectors | LocalrunError]
@@ -38,11 +44,19 @@ class EmbedJob:
     n_dropped: int = 0
     vectors: dict[int, Vector] = field(default_factory=dict)
 
+    def starts(self, now: int) -> list[int]:
+        """Where each text has its turn, in tokens of this request's own since `now`.
+
+        Source: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), as in `scheduler`.
+        """
+        return list(itertools.accumulate(map(len, self.texts[:-1]), initial=now))[: len(self.texts)]
+
 
 @dataclass(slots=True, eq=False)
 class _Text:
     job: EmbedJob
     number: int
+    start: int
     arrived_ns: int
     n_done: int = 0
 
@@ -95,7 +109,9 @@ class Embedder:
         self._n_threads = n_threads
         self._clock_ns = clock_ns
         self._jobs: dict[int, EmbedJob] = {}
-        self._waiting: list[_Text] = []  # in order of arrival; only the first may be begun
+        self._waiting: list[_Text] = []  # by their turns; only the first may be begun
+        self._now = 0  # the turn of the text that was begun last
+        self._row_s = _ROW_S
         self._answers: list[Answer] = []
         self._context: Embeddings | None = None
 
@@ -110,10 +126,13 @@ class Embedder:
         return len(self._jobs)
 
     def add(self, job: EmbedJob) -> None:
-        """Puts its texts at the end of the line."""
+        """Puts its texts into the line."""
         self._jobs[job.id] = job
         now_ns = self._clock_ns()
-        self._waiting += [_Text(job, number, now_ns) for number in range(len(job.texts))]
+        starts = job.starts(self._now)
+        self._waiting += [_Text(job, n, start, now_ns) for n, start in enumerate(starts)]
+        # What is there already goes first among equals: whoever was begun stays in front.
+        self._waiting.sort(key=_by_start)
         self._end_if_done(job)
 
     def remove(self, job_id: int) -> None:
@@ -126,8 +145,8 @@ class Embedder:
         answers, self._answers = tuple(self._answers), []
         return answers
 
-    def step(self, n_beside: int | None) -> bool:
-        """One forward, of `n_beside` rows or so beside running answers; False for none."""
+    def step(self, budget_s: float | None) -> bool:
+        """One forward, beside running answers one of about `budget_s`; False for none."""
         if not self._waiting:
             return False
         try:
@@ -137,7 +156,9 @@ class Embedder:
                 self._fail(job, LoadFailed(str(error)))
             return True
         shape = context.shape
-        n_rows = shape.n_rows if n_beside is None else min(shape.n_rows, n_beside)
+        n_rows = shape.n_rows
+        if budget_s is not None:
+            n_rows = min(n_rows, max(_ROWS_MIN, int(budget_s / self._row_s)))
         n_left = [text.n_left for text in self._waiting[: shape.n_ids]]
         rows = plan_rows(n_left, n_rows, shape.n_ids, can_split=shape.can_split, most=shape.n_rows)
         if sum(rows) == sum(n_left) and sum(rows) < n_rows and not self._is_due():
@@ -172,7 +193,10 @@ class Embedder:
         if code != 0:
             self._after_failure(context, pieces, code)
             return
-        self._meter.observe("embed_seconds", (self._clock_ns() - began_ns) / 1e9)
+        elapsed_s = (self._clock_ns() - began_ns) / 1e9
+        self._row_s += _WEIGHT * (elapsed_s / len(tokens) - self._row_s)
+        self._now = max(self._now, *(text.start for text, _ in pieces))
+        self._meter.observe("embed_seconds", elapsed_s)
         self._meter.count("embed_tokens_total", len(tokens))
         for number, (text, n) in enumerate(pieces):
             text.n_done += n
@@ -223,6 +247,10 @@ class Embedder:
 
     def _drop(self, job: EmbedJob) -> None:
         self._waiting = [text for text in self._waiting if text.job is not job]
+
+
+def _by_start(text: _Text) -> int:
+    return text.start
 
 
 def unit(vector: Vector, n_dims: int = 0) -> Vector:

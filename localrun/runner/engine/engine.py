@@ -390,8 +390,9 @@ class Engine:
         if self._embedder.is_idle:
             return False
         needs = self._model.info.needs
-        n_beside = self._rows_beside() if self.running else None
-        has_embedded = self._embedder.step(n_beside)
+        # As long as a prompt's chunk would take beside them.
+        budget_s = self._rows_beside() * self._costs.row_s if self.running else None
+        has_embedded = self._embedder.step(budget_s)
         self._is_resized = self._is_resized or self._model.info.needs != needs
         return has_embedded
 
@@ -465,7 +466,7 @@ class Engine:
         info = self._model.info if self._is_resized else None
         self._is_resized = False
         vectors = self._embedder.take_answers()
-        n_running = len(self.running)
+        n_running = min(self.shape.n_slots, len(self.running) + self._embedder.n_jobs)
         self._emit(self._report.take(n_running, info, vectors, is_last=self.is_idle))
 
     def stats(self) -> RunnerStats:

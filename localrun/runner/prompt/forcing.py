@@ -27,6 +27,11 @@ from localrun.schemas.parts import below, rebuilt
 # than a few at once.
 _MORE = "{0,15}"
 
+# Keys of a schema that leave it to `properties` which parameters there are.
+_NAMES_NO_PARAMETER = frozenset(
+    ("type", "properties", "required", "title", "description", "$schema")
+)
+
 # Where a schema keeps the parts that it refers to.
 _SHARED = ("$defs", "definitions")
 _SHARED_STEPS = tuple([key] for key in _SHARED)
@@ -162,13 +167,23 @@ class _Calls:
         return f"{blanks[0]} {_token(core, self._control_id)} {blanks[1]}".strip()
 
 
+def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
+    """A tool that names no parameters takes none: else a small model makes some up.
+
+    Source: OpenAI's API, where to leave `parameters` out "defines a function with an empty list".
+    """
+    if parameters.get("properties") or parameters.keys() - _NAMES_NO_PARAMETER:
+        return parameters
+    return {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 def _call(tool: Tool, arguments_key: str, deadline_s: float) -> str:
     """A rule for a call, whose arguments match the tool's schema as far as a grammar can say it.
 
     All of it is JSON by a schema: beside another schema, a text of our own would begin like it and
     leave the engine no way back. Raises BadRequest for a strict tool.
     """
-    parameters = _with_lists_of_types(parameters_of(tool))
+    parameters = _with_lists_of_types(_closed(parameters_of(tool)))
     if tool.strict_path:
         try:
             _check(parameters)
