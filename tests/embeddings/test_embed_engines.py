@@ -73,6 +73,9 @@ def test_a_score_is_what_the_head_makes_of_query_and_document(
     doubled = [2 * (score - 10) for score in found]
     assert scores("double", "boats", documents) == pytest.approx(doubled, abs=1e-3)
     assert scores("judge", "wood", documents) != pytest.approx(found, abs=1e-3)
+    body = {"model": "judge", "query": "fox " * 600, "documents": documents}
+    error = vectors_daemon.json("POST", "/v1/rerank", body, status=400)["error"]
+    assert (error["param"], "leaves no room" in error["message"]) == ("query", True)
     body = {"model": "judge", "input": "a"}
     error = vectors_daemon.json("POST", "/api/embed", body, status=400)["error"]
     assert error == '"judge" does not support embedding'

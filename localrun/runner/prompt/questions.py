@@ -41,6 +41,9 @@ class Questions:
         if self._is_rank != (wanted.query is not None):
             raise Unsupported("", "embedding" if self._is_rank else "rerank")
         n_ctx = self._longest_text(wanted.n_ctx)
+        if wanted.query is not None and len(self._all_tokens("", wanted.query)) >= n_ctx:
+            problem = f"leaves no room for a document in a context length of {n_ctx}; shorten it"
+            raise BadRequest("query", problem)
         known: dict[str, int] = {}
         texts: list[list[int]] = []
         places: list[int] = []
@@ -68,7 +71,7 @@ class Questions:
         if not wanted.cuts:
             name = "input" if wanted.query is None else "documents"
             problem = f"the input length of {len(tokens)} tokens exceeds the context length of"
-            raise BadRequest(f"{name}[{place}]", f"{problem} {n_ctx}; shorten it, or let it be cut")
+            raise BadRequest(f"{name}[{place}]", f"{problem} {n_ctx}; shorten it")
         if n_over > 0:
             # What the model wants behind a text stays there.
             end = self._all_tokens("", wanted.query)[-1:]
