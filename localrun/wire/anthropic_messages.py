@@ -135,7 +135,7 @@ class _Reader:
         return [*results, said]
 
     def text(self, content: Content | None, path: str) -> str:
-        """The text of content that can be nothing else."""
+        """The text of content, documents in it included."""
         blocks = self._blocks(content or "", path)
         return _joined([piece for block, at in blocks for piece in self._pieces(block, at)])
 
