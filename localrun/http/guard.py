@@ -165,7 +165,7 @@ class Guard:
             raise ShuttingDown
         if scope["method"] == "OPTIONS" or scope["path"] in _OPEN_PATHS:
             return
-        key = self._keys.find(headers)
+        key = self._keys.find(headers, is_anthropic=dialect_of(scope["path"]) == "anthropic")
         if key is not None:
             scope[SCOPE_KEY] = Caller(f"key {key.name}", key.name, key)
 

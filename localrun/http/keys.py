@@ -54,8 +54,10 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def find(self, headers: Headers) -> Key | None:
-        """The key that a request brings; None on a server without keys.
+    def find(self, headers: Headers, *, is_anthropic: bool = False) -> Key | None:
+        """The key that a request brings, in Anthropic's dialect or another.
+
+        None on a server without keys.
 
         Raises: KeyMissing, KeyRefused.
         """
@@ -63,7 +65,7 @@ class Keys:
             return None
         offered = _offered(headers)
         if not offered:
-            raise KeyMissing
+            raise KeyMissing(is_anthropic)
         found = None
         # All are compared, and hashes of equal length: the time tells nothing about any of them.
         for text in offered:

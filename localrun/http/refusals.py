@@ -117,15 +117,23 @@ class OriginRefused(TransportError):
         return f"the origin `{name}` may not call this server; LOCALRUN_ORIGINS can allow it"
 
 
+@dataclass(eq=False)
 class KeyMissing(TransportError):
-    """The server has keys and the request brings none."""
+    """The server has keys and the request brings none.
+
+    `is_anthropic` on the routes whose clients send `x-api-key`; the others take it, too.
+    """
+
+    is_anthropic: bool = False
 
     # RFC 6750: without a key the challenge has no error code.
     fixed_headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": 'Bearer realm="localrun"'}
 
     def __str__(self) -> str:
+        own = "`x-api-key: KEY` or " if self.is_anthropic else ""
+        headers = f"{own}`Authorization: Bearer KEY`"
         return (
-            "this server needs an API key: send `Authorization: Bearer KEY`; "
+            f"this server needs an API key: send {headers}; "
             "the command line takes it from LOCALRUN_API_KEY"
         )
 

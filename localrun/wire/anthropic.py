@@ -15,7 +15,13 @@ from localrun.core import Call, ChatPrompt, Tool, ToolChoice
 from localrun.errors import BadRequest, NotRemembered
 from localrun.options import check_option
 from localrun.wire.anthropic_messages import Content, WireTurn, messages_of
-from localrun.wire.bodies import TextRequest, decode, required_model, without_effect
+from localrun.wire.bodies import (
+    TextRequest,
+    check_limit,
+    decode,
+    required_model,
+    without_effect,
+)
 from localrun.wire.structure import OUTPUT_PLACES, schema_of_output_format
 from localrun.wire.thinking import think_of_config
 from localrun.wire.tools import WantedTool, checked_tools, find, some
@@ -92,8 +98,12 @@ def decode_messages(body: bytes) -> MessageRequest:
     """The request of POST /v1/messages. Raises BadRequest, Unsupported."""
     wire = decode(_MESSAGES, body)
     call, passed_over = _call(wire)
-    if wire.max_tokens is None or wire.max_tokens < 1:
+    if wire.max_tokens is None:
         raise BadRequest("max_tokens", "is required and must be positive")
+    check_limit(wire.max_tokens, "max_tokens")
+    for i, text in enumerate(wire.stop_sequences or ()):
+        if not text:
+            raise BadRequest(f"stop_sequences[{i}]", "must not be empty")
     call = msgspec.structs.replace(call, options=_options(wire))
     is_omitted = wire.thinking is not None and wire.thinking.display == "omitted"
     ignored = (*without_effect(body, wire), *passed_over)

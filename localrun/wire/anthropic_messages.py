@@ -1,12 +1,13 @@
 """Anthropic's dialect: the turns of a conversation → `Message`. No I/O.
 
-Content is a text or a list of blocks. Blocks that a model here has no use for, such as documents,
-what servers of Anthropic have searched, and thinking that only they can read, are passed over.
+Content is a text or a list of blocks. Documents and results of searches that consist of text are
+text of the turn. Blocks that a model here has no use for, such as what servers of Anthropic have
+done and thinking that only they can read, are passed over; everything else is refused.
 Source: Anthropic's API reference, "Messages"; Ollama `anthropic/anthropic.go`.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,6 +20,16 @@ T = TypeVar("T")
 
 _ROLES = ("user", "assistant", "system")
 _MAX_SHOWN = 40
+_PASSED_OVER = frozenset(
+    {
+        "redacted_thinking",
+        # What Anthropic's servers have called, and what came of it.
+        *("server_tool_use", "mcp_tool_use", "mcp_tool_result", "tool_reference"),
+        *("web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result"),
+        *("code_execution_tool_result", "bash_code_execution_tool_result"),
+        "text_editor_code_execution_tool_result",
+    }
+)
 
 Content = str | list[dict[str, Any]]
 
@@ -49,12 +60,37 @@ class _ToolResult(msgspec.Struct):
     content: Content | None = None
 
 
+class _Document(msgspec.Struct):
+    source: dict[str, Any]
+    title: str | None = None
+    context: str | None = None
+
+
+class _TextSource(msgspec.Struct):
+    data: str
+
+
+class _Contained(msgspec.Struct):
+    """What a document or a result of a search contains."""
+
+    content: Content
+    title: str | None = None
+
+
+class _Piece(NamedTuple):
+    """Some text of a turn; what is a document stands apart from its neighbours."""
+
+    text: str
+    is_document: bool = False
+
+
 def messages_of(
     system: Content | None, turns: Sequence[WireTurn], model: str
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """(the conversation, types of blocks that were passed over).
 
-    Raises BadRequest with the path of what is wrong, Unsupported for images.
+    Raises BadRequest with the path of what is wrong, Unsupported for images and documents
+    other than text.
     """
     reader = _Reader(model)
     messages: list[Message] = []
@@ -77,14 +113,12 @@ class _Reader:
         if turn.role not in _ROLES:
             known = ", ".join(f'"{role}"' for role in _ROLES)
             raise BadRequest(f"{path}.role", f'"{turn.role[:_MAX_SHOWN]}" is not one of {known}')
-        texts: list[str] = []
+        pieces: list[_Piece] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
         results: list[Message] = []
         for block, at in self._blocks(turn.content, f"{path}.content"):
             match block.get("type"):
-                case "text":
-                    texts.append(_read(_Text, block, at).text)
                 case "thinking":
                     thoughts.append(_read(_Thinking, block, at).thinking)
                 case "tool_use" if turn.role != "assistant":
@@ -93,22 +127,53 @@ class _Reader:
                     calls.append(_call(block, at))
                 case "tool_result":
                     results.append(self._result(block, at))
-                case kind:
-                    self._pass_over(kind, at)
-        if results and not (texts or thoughts or calls):
+                case _:
+                    pieces += self._pieces(block, at)
+        if results and not (pieces or thoughts or calls):
             return results
-        said = Message(turn.role, "".join(texts), "".join(thoughts), tuple(calls))
+        said = Message(turn.role, _joined(pieces), "".join(thoughts), tuple(calls))
         return [*results, said]
 
     def text(self, content: Content | None, path: str) -> str:
-        """The text of content that can be nothing else."""
-        texts: list[str] = []
-        for block, at in self._blocks(content or "", path):
-            if block.get("type") == "text":
-                texts.append(_read(_Text, block, at).text)
-            else:
-                self._pass_over(block.get("type"), at)
-        return "".join(texts)
+        """The text of content, documents in it included."""
+        blocks = self._blocks(content or "", path)
+        return _joined([piece for block, at in blocks for piece in self._pieces(block, at)])
+
+    def _pieces(self, block: dict[str, Any], path: str) -> list[_Piece]:
+        """The text of a block; none when it is passed over."""
+        match block.get("type"):
+            case "document":
+                return [_Piece(self._document(_read(_Document, block, path), path), True)]
+            case "search_result":
+                found = _read(_Contained, block, path)
+                text = self._plain(found.content, f"{path}.content")
+                return [_Piece(_paragraphs(found.title, text), True)]
+        return self._plain_pieces(block, path)
+
+    def _plain_pieces(self, block: dict[str, Any], path: str) -> list[_Piece]:
+        kind = block.get("type")
+        if kind == "text":
+            return [_Piece(_read(_Text, block, path).text)]
+        self._pass_over(kind, path)
+        return []
+
+    def _plain(self, content: Content, path: str) -> str:
+        """The text of content that contains no documents."""
+        blocks = self._blocks(content, path)
+        return _joined([piece for block, at in blocks for piece in self._plain_pieces(block, at)])
+
+    def _document(self, document: _Document, path: str) -> str:
+        source, at = document.source, f"{path}.source"
+        match source.get("type"):
+            case "text":
+                text = _read(_TextSource, source, at).data
+            case "content":
+                text = self._plain(_read(_Contained, source, at).content, f"{at}.content")
+            case str():
+                raise Unsupported(self._model, "documents other than text", path)
+            case _:
+                raise BadRequest(f"{at}.type", "is required")
+        return _paragraphs(document.title, document.context, text)
 
     def _result(self, block: dict[str, Any], path: str) -> Message:
         result = _read(_ToolResult, block, path)
@@ -125,7 +190,25 @@ class _Reader:
             raise BadRequest(f"{path}.type", "is required")
         if kind == "image":
             raise Unsupported(self._model, "vision", path)
+        if kind not in _PASSED_OVER:
+            problem = f'blocks of the type "{kind[:_MAX_SHOWN]}" cannot be read here; send text'
+            raise BadRequest(f"{path}.type", problem)
         self.passed_over[kind] = None
+
+
+def _joined(pieces: Sequence[_Piece]) -> str:
+    joined = ""
+    was_document = False
+    for piece in pieces:
+        if joined and (piece.is_document or was_document):
+            joined += "\n\n"
+        joined += piece.text
+        was_document = piece.is_document
+    return joined
+
+
+def _paragraphs(*texts: str | None) -> str:
+    return "\n\n".join(text for text in texts if text)
 
 
 def _call(block: dict[str, Any], path: str) -> ToolCall:

@@ -93,8 +93,16 @@ def required_model(model: str | None, path: str = "") -> str:
     return model
 
 
-def content_text(content: str | list[Part] | None, path: str, model: str) -> str:
-    """The text of a message; parts are joined in order.
+def check_limit(n_tokens: int | float, path: str) -> None:
+    """Raises BadRequest for a limit of an answer that is no whole number of at least 1."""
+    if n_tokens < 1 or n_tokens != int(n_tokens):
+        raise BadRequest(path, "must be a whole number of at least 1")
+
+
+def content_text(
+    content: str | list[Part] | None, path: str, model: str, *, kind: str = "text"
+) -> str:
+    """The text of a message; parts are joined in order. `kind` is the dialect's type of a text.
 
     Raises BadRequest for a part of an unknown type or without a text, Unsupported for an image or
     sound.
@@ -103,7 +111,7 @@ def content_text(content: str | list[Part] | None, path: str, model: str) -> str
         return ""
     if isinstance(content, str):
         return content
-    return "".join(_part_text(part, f"{path}[{i}]", model) for i, part in enumerate(content))
+    return "".join(_part_text(part, f"{path}[{i}]", model, kind) for i, part in enumerate(content))
 
 
 _NEEDED = {
@@ -114,7 +122,7 @@ _NEEDED = {
 }
 
 
-def _part_text(part: Part, path: str, model: str) -> str:
+def _part_text(part: Part, path: str, model: str, kind: str) -> str:
     match part.type:
         case "text" | "input_text" | "output_text":
             return part_field(part.text, f"{path}.text")
@@ -122,7 +130,7 @@ def _part_text(part: Part, path: str, model: str) -> str:
             return part_field(part.refusal, f"{path}.refusal")
     if part.type in _NEEDED:
         raise Unsupported(model, _NEEDED[part.type], path)
-    raise BadRequest(f"{path}.type", f'unknown content part "{part.type[:40]}"; use "text"')
+    raise BadRequest(f"{path}.type", f'unknown content part "{part.type[:40]}"; use "{kind}"')
 
 
 def part_field(text: str | UnsetType | None, path: str) -> str:

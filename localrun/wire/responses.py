@@ -18,6 +18,7 @@ from localrun.errors import BadRequest
 from localrun.options import check_option
 from localrun.wire.bodies import (
     TextRequest,
+    check_limit,
     decode,
     required_model,
     wanted_logprobs,
@@ -31,6 +32,7 @@ from localrun.wire.tools import NATIVE_NAME_CHARS, WantedTool, checked_tools, ch
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 _MAX_SHOWN = 40
+_FORM_OF_CHOICE = '{"type": "function", "name": "a tool\'s name"}'
 
 
 class _Tool(msgspec.Struct):
@@ -124,7 +126,10 @@ def decode_responses(body: bytes) -> ResponseRequest:
     text, include = wire.text or _Text(), wire.include or ()
     namespaces: dict[str, tuple[str, str]] = {}
     tools, choice = chosen(
-        _tools(wire.tools or (), namespaces), wire.tool_choice, wire.parallel_tool_calls
+        _tools(wire.tools or (), namespaces),
+        wire.tool_choice,
+        wire.parallel_tool_calls,
+        form=_FORM_OF_CHOICE,
     )
     prompt = ChatPrompt(
         messages_of(wire.instructions, wire.input, model),
@@ -171,6 +176,8 @@ def _refuse(wire: _Request) -> None:
 def _options(wire: _Request) -> dict[str, Any]:
     # OpenAI's defaults, as for its chats.
     options: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0}
+    if wire.max_output_tokens is not None:
+        check_limit(wire.max_output_tokens, "max_output_tokens")
     for field, option in _OPTION_OF.items():
         if (value := getattr(wire, field)) is not None:
             options[option] = check_option(option, value, path=field)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from localrun.core import Message, ToolCall
 from localrun.errors import BadRequest
@@ -36,14 +37,16 @@ class _Message(msgspec.Struct):
 
 
 class _Call(msgspec.Struct):
-    name: str
+    name: str | None = None
     arguments: Any = None
     call_id: str | None = None
     namespace: str | None = None
 
 
 class _Output(msgspec.Struct):
-    output: _Content | None = None
+    """A function that returns nothing has null for its output."""
+
+    output: _Content | UnsetType | None = UNSET
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
@@ -127,17 +130,19 @@ class _Reader:
         self._messages.append(Message(_ROLES[role], text))
 
     def _call(self, wire: _Call, path: str) -> None:
+        call_id = _required(wire.call_id, f"{path}.call_id")
+        name = full_name(wire.namespace, _required(wire.name, f"{path}.name"))
         arguments = arguments_of(wire.arguments, f"{path}.arguments")
-        name = full_name(wire.namespace, wire.name)
-        self._calls.append(ToolCall(name, arguments, wire.call_id or ""))
+        self._calls.append(ToolCall(name, arguments, call_id))
 
     def _output(self, wire: _Output, path: str) -> None:
+        call_id = _required(wire.call_id, f"{path}.call_id")
+        if wire.output is UNSET:
+            raise BadRequest(f"{path}.output", "is required")
         self._end_turn()
         text = self._text(wire.output, f"{path}.output")
         name = full_name(wire.namespace, wire.name) if wire.name else ""
-        self._messages.append(
-            Message("tool", text, tool_name=name, tool_call_id=wire.call_id or "")
-        )
+        self._messages.append(Message("tool", text, tool_name=name, tool_call_id=call_id))
 
     def _thought(self, wire: _Reasoning, path: str) -> str:
         """What was thought, else what it was summed up as."""
@@ -151,7 +156,7 @@ class _Reader:
         return "" if text.startswith(_ENCRYPTED) else text
 
     def _text(self, content: _Content | None, path: str) -> str:
-        return content_text(content, path, self._model)
+        return content_text(content, path, self._model, kind="input_text")
 
     def _end_turn(self) -> None:
         """Ends the assistant's turn, if there is one."""
@@ -168,6 +173,12 @@ def _thinking_text(part: Part, path: str) -> str:
     if part.type not in ("summary_text", "reasoning_text", "text"):
         raise BadRequest(f"{path}.type", f'unknown part of reasoning "{part.type[:_MAX_SHOWN]}"')
     return part_field(part.text, f"{path}.text")
+
+
+def _required(text: str | None, path: str) -> str:
+    if not text:
+        raise BadRequest(path, "is required")
+    return text
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -138,11 +138,15 @@ def _parameters(schema: dict[str, Any], path: str) -> dict[str, Any]:
     return schema
 
 
+_CHAT_FORM = '{"type": "function", "function": {"name": "a tool\'s name"}}'
+
+
 def chosen(
-    tools: tuple[Tool, ...], choice: Any, is_parallel: bool | None
+    tools: tuple[Tool, ...], choice: Any, is_parallel: bool | None, *, form: str = _CHAT_FORM
 ) -> tuple[tuple[Tool, ...], ToolChoice]:
     """(the tools that may be called, which of them has to be) by OpenAI's `tool_choice`.
 
+    `form` is how the dialect names one tool, for whoever made a mistake there.
     Raises BadRequest.
     """
     parallel = is_parallel is not False
@@ -163,11 +167,7 @@ def chosen(
             return _allowed(tools, allowed, parallel, "tool_choice.allowed_tools")
         case {"type": "allowed_tools"}:
             return _allowed(tools, choice, parallel, "tool_choice")
-    raise BadRequest(
-        "tool_choice",
-        'must be "none", "auto", "required" or '
-        '{"type": "function", "function": {"name": "a tool\'s name"}}',
-    )
+    raise BadRequest("tool_choice", f'must be "none", "auto", "required" or {form}')
 
 
 def some(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:

@@ -208,8 +208,9 @@ def results(*wishes: dict[str, str]) -> list[Message]:
     [
         (({}, {}), [OSLO.id, LIMA.id]),
         (({"tool_name": "get_weather"}, {"tool_name": "get_weather"}), [OSLO.id, LIMA.id]),
-        (({"tool_call_id": LIMA.id}, {"tool_call_id": OSLO.id}), [LIMA.id, OSLO.id]),
-        (({"tool_call_id": LIMA.id}, {}), [LIMA.id, OSLO.id]),
+        (({"tool_call_id": LIMA.id}, {"tool_call_id": OSLO.id}), [OSLO.id, LIMA.id]),
+        (({"tool_call_id": LIMA.id}, {}), [OSLO.id, LIMA.id]),
+        (({"tool_call_id": "other"}, {"tool_call_id": LIMA.id}), [LIMA.id, "other"]),
         (({"tool_call_id": "other"}, {"tool_name": "other"}), ["other", ""]),
     ],
 )
@@ -218,6 +219,16 @@ def test_a_result_finds_its_call(wishes: tuple[dict[str, str], ...], ids: list[s
     assert [message.tool_call_id for message in named] == ids
     known = [m for m in named if m.tool_call_id in (OSLO.id, LIMA.id)]
     assert all(m.tool_name == "get_weather" for m in known)
+
+
+@pytest.mark.parametrize("template", [CHATML, PLAIN])
+def test_results_are_in_the_order_of_their_calls(template: str) -> None:
+    """Templates without ids pair them by it."""
+    user, calls, oslo, lima = HISTORY
+    more = (Message("assistant", "Again.", tool_calls=(OSLO, LIMA)), oslo, lima)
+    late = (Message("assistant", "Again.", tool_calls=(OSLO, LIMA)), lima, oslo)
+    expected = text_of(compose(template, user, calls, oslo, lima, *more))
+    assert text_of(compose(template, user, calls, lima, oslo, *late)) == expected
 
 
 def test_calls_without_ids_get_the_same_ones_each_time() -> None:

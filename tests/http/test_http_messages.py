@@ -259,6 +259,18 @@ def test_its_key_may_come_in_its_own_header(tmp_path):
     run(main())
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/responses"])
+def test_without_a_key_the_dialects_header_is_named(tmp_path, path):
+    async def main():
+        app = app_of(ScriptedService(), tmp_path, settings=Settings(api_key="sk-right"))
+        status, _, body = await Exchange(app, "POST", path, BODY).run()
+        message = json.loads(body)["error"]["message"]
+        assert (status, "`Authorization: Bearer KEY`" in message) == (401, True)
+        assert ("`x-api-key: KEY`" in message) == path.startswith("/v1/messages")
+
+    run(main())
+
+
 def test_a_page_may_send_and_read_its_headers(tmp_path):
     async def main():
         headers = {"Origin": "http://localhost:3000"}
@@ -275,10 +287,10 @@ def test_a_page_may_send_and_read_its_headers(tmp_path):
 
 def test_what_has_no_effect_is_named(tmp_path):
     async def main():
-        document = {"type": "document", "source": {"type": "text", "data": "x"}}
-        messages = [{"role": "user", "content": [document, {"type": "text", "text": "hi"}]}]
+        hidden = {"type": "redacted_thinking", "data": "x"}
+        messages = [{"role": "user", "content": [hidden, {"type": "text", "text": "hi"}]}]
         fields = {"messages": messages, "seed": 7, "metadata": {"user_id": "u"}}
         _, headers, _ = await post(ScriptedService(DONE), tmp_path, **fields).run()
-        assert headers["x-localrun-ignored-options"] == "seed, document"
+        assert headers["x-localrun-ignored-options"] == "seed, redacted_thinking"
 
     run(main())

@@ -153,13 +153,66 @@ def test_blocks_that_nobody_here_can_use_are_passed_over_and_named():
         {"type": "redacted_thinking", "data": "x"},
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
         {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"type": "error"}},
-        {"type": "document", "source": {"type": "url", "url": "x"}, "title": None},
-        {"type": "search_result", "source": "x", "title": "t", "content": [text("x")]},
         text("hi"),
     ]
     request = decode(messages=[{"role": "user", "content": blocks}])
     assert request.call.prompts == decode().call.prompts
     assert request.ignored == tuple(block["type"] for block in blocks[:-1])
+
+
+def document(source: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source, **more}
+
+
+LOG = {"type": "text", "media_type": "text/plain", "data": "It broke."}
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (document(LOG), "It broke."),
+        (document(LOG, title=None, context=None, citations={"enabled": True}), "It broke."),
+        (document(LOG, title="Log", context="Of May."), "Log\n\nOf May.\n\nIt broke."),
+        (document({"type": "content", "content": "It broke."}), "It broke."),
+        (document({"type": "content", "content": [text("It "), text("broke.")]}), "It broke."),
+        (
+            {"type": "search_result", "source": "x", "title": "t", "content": [text("x")]},
+            "t\n\nx",
+        ),
+    ],
+)
+def test_documents_of_text_are_text_of_the_turn(block, expected):
+    said = [text("Look: "), text("here"), block, text("Why?"), text(" And how?")]
+    (message,) = turns(*said)
+    assert message == Message("user", f"Look: here\n\n{expected}\n\nWhy? And how?")
+    (result,) = turns({"type": "tool_result", "tool_use_id": "t1", "content": [block]})
+    assert result == Message("tool", expected, tool_call_id="t1")
+    assert decode(messages=[{"role": "user", "content": [block]}]).ignored == ()
+
+
+@pytest.mark.parametrize("place", ["turn", "result"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "base64", "media_type": "application/pdf", "data": "x"},
+        {"type": "url", "url": "https://x.example/a.pdf"},
+        {"type": "file", "file_id": "f"},
+    ],
+)
+def test_other_documents_are_refused_with_their_place(source, place):
+    block, path = document(source, title="t"), "messages[0].content[0]"
+    if place == "result":
+        block = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
+        path += ".content[0]"
+    with pytest.raises(Unsupported) as error:
+        turns(block)
+    assert (error.value.capability, error.value.path) == ("documents other than text", path)
+
+
+def test_a_block_of_an_unknown_type_is_named():
+    with pytest.raises(BadRequest, match='"hologram"') as error:
+        turns(text("x"), {"type": "hologram"})
+    assert error.value.path == "messages[0].content[1].type"
 
 
 def test_tools_with_their_schemas():
@@ -260,6 +313,17 @@ def _tool(**fields: Any) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 2**40}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stop_sequences": ["a", ""]}, "stop_sequences[1]"),
+        ({"system": [{"type": "odd"}]}, "system[0].type"),
+        (_content({"type": "document"}), "messages[1].content[0]"),
+        (_content(document({})), "messages[1].content[0].source.type"),
+        (_content(document({"type": "text"})), "messages[1].content[0].source"),
+        (
+            _content(document({"type": "content", "content": [document(LOG)]})),
+            "messages[1].content[0].source.content[0].type",
+        ),
+        (_content({"type": "search_result", "title": "t"}), "messages[1].content[0]"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"top_k": "x"}, "top_k"),
@@ -318,6 +382,10 @@ def test_what_is_wrong_is_named(fields, path):
         (
             [{"type": "tool_result", "tool_use_id": "t", "content": [text("x"), IMAGE]}],
             "messages[0].content[0].content[1]",
+        ),
+        (
+            [document({"type": "content", "content": [text("x"), IMAGE]})],
+            "messages[0].content[0].source.content[1]",
         ),
     ],
 )

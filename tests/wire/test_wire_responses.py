@@ -332,7 +332,12 @@ def test_what_a_reply_holds_can_be_sent_back():
             "input[0].content[0].type",
         ),
         ({"input": [CALL | {"arguments": "["}]}, "input[0].arguments"),
-        ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
+        ({"input": [CALL | {"name": ""}]}, "input[0].name"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [RESULT | {"call_id": ""}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"input": [RESULT | {"output": [{"type": "odd"}]}]}, "input[0].output[0].type"),
         (
             {"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]},
@@ -348,6 +353,10 @@ def test_what_a_reply_holds_can_be_sent_back():
         ({"truncation": "some"}, "truncation"),
         ({"max_output_tokens": "10"}, "max_output_tokens"),
         ({"max_output_tokens": -7}, "max_output_tokens"),
+        ({"max_output_tokens": -2}, "max_output_tokens"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 1.5}, "max_output_tokens"),
         ({"top_p": 3}, "top_p"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"reasoning": {"effort": "some"}}, "reasoning.effort"),
@@ -388,6 +397,22 @@ def test_what_is_wrong_is_refused_with_its_path(fields, path):
     with pytest.raises(BadRequest) as error:
         decode(**fields)
     assert error.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        (
+            {"tools": [function()], "tool_choice": "f"},
+            '{"type": "function", "name": "a tool\'s name"}',
+        ),
+        ({"input": [{"role": "user", "content": [{"type": "odd"}]}]}, 'use "input_text"'),
+    ],
+)
+def test_advice_is_in_this_dialects_words(fields, advice):
+    with pytest.raises(BadRequest) as error:
+        decode(**fields)
+    assert error.value.problem.endswith(advice)
 
 
 @pytest.mark.parametrize(

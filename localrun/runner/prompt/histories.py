@@ -7,8 +7,10 @@ second system text. Agents make such histories all the time.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -89,39 +91,47 @@ def with_names(messages: Sequence[Message]) -> Sequence[Message]:
 
     A result belongs to the call whose id it has, else to the first one without a result that has
     its name, else to the first one without a result. Source: programs that drop the one or the
-    other, such as ollama-python.
+    other, such as ollama-python. Results that stand together come in the order of their calls,
+    since that is how templates without ids pair them; those without a call come last.
     """
     if not any(message.tool_calls or message.role == "tool" for message in messages):
         return messages
     named: list[Message] = []
-    waiting: list[ToolCall] = []
+    waiting: dict[int, ToolCall] = {}
+    results: list[tuple[float, Message]] = []
     n_calls = 0
     for message in messages:
+        if message.role == "tool":
+            results.append(_named(message, waiting))
+            continue
+        named += _in_order(results)
+        results.clear()
         if message.tool_calls:
             calls = []
             for call in message.tool_calls:
                 calls.append(call if call.id else replace(call, id=f"call_{n_calls:08d}"))
                 n_calls += 1
             message = replace(message, tool_calls=tuple(calls))
-            waiting = calls.copy()
-        elif message.role == "tool":
-            message = _named(message, waiting)
+            waiting = dict(enumerate(calls))
         named.append(message)
-    return named
+    return [*named, *_in_order(results)]
 
 
-def _named(message: Message, waiting: list[ToolCall]) -> Message:
-    """The result with what its call has; the call waits no longer."""
-    found = [call for call in waiting if call.id == message.tool_call_id]
+def _in_order(results: Iterable[tuple[float, Message]]) -> list[Message]:
+    return [message for _, message in sorted(results, key=itemgetter(0))]
+
+
+def _named(message: Message, waiting: dict[int, ToolCall]) -> tuple[float, Message]:
+    """(the number of its call, the result with what the call has); the call waits no longer."""
+    found = [n for n, call in waiting.items() if call.id == message.tool_call_id]
     if not message.tool_call_id:
-        found = [call for call in waiting if call.name == message.tool_name] or (
-            [] if message.tool_name else waiting
-        )
+        found = [n for n, call in waiting.items() if call.name == message.tool_name]
+        if not message.tool_name:
+            found = list(waiting)
     if not found:
-        return message
-    call = found[0]
-    waiting.remove(call)
-    return replace(message, tool_call_id=call.id, tool_name=call.name)
+        return math.inf, message
+    call = waiting.pop(found[0])
+    return found[0], replace(message, tool_call_id=call.id, tool_name=call.name)
 
 
 def without_prefill(messages: Sequence[Message]) -> tuple[Sequence[Message], Message | None]:
