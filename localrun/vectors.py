@@ -20,6 +20,8 @@ async def embedded(ask: Callable[[Question], Awaitable[Reply]], wanted: EmbedTex
 
     Whatever ends this early ends the parts as well.
     """
+    if len(wanted.texts) <= _N_TEXTS:
+        return await _answer(ask, wanted)
     found: list[Vectors] = []
     asked: deque[asyncio.Task[Vectors]] = deque()
     try:

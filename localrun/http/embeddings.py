@@ -25,6 +25,10 @@ from localrun.wire.embeddings import (
 )
 from localrun.wire.streams import JSON_TYPE
 
+# Vectors that become JSON on the spot: 16,000 numbers take 1 ms. Thousands of vectors would stop
+# all streams meanwhile; for one, the way to another thread is longer than the work.
+_INLINE_BYTES = 64 << 10
+
 
 class EmbeddingsApi:
     """`/api/embed`, `/api/embeddings`, `/v1/embeddings` and `/v1/rerank`.
@@ -78,6 +82,8 @@ class EmbeddingsApi:
 
         # Nobody waits for a load, or for thousands of texts, who has left.
         vectors = await outcome(request.receive, embed())
-        # Thousands of vectors take a while to become text.
-        document = await asyncio.to_thread(encode, vectors)
+        if len(vectors.data) > _INLINE_BYTES:
+            document = await asyncio.to_thread(encode, vectors)
+        else:
+            document = encode(vectors)
         return Response(document, headers=ignored_headers(wanted.ignored), media_type=JSON_TYPE)

@@ -3,13 +3,13 @@
 Checks what the engine must never do, as `fake` does for text.
 """
 
+import math
+import struct
 import time
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 
 from localrun.runner.engine.layout import EmbeddingShape
-from localrun.runner.model import Vector
 
 N_DIMS = 8
 
@@ -52,12 +52,14 @@ class FakeEmbeddings:
         self._last = set(ids)
         return 0
 
-    def vector(self, number: int) -> Vector:
+    def vector(self, number: int, n_dims: int) -> bytes:
         """See `Embeddings.vector`."""
         if number not in self._last:
             raise ValueError(f"the last forward had no text {number}")
         counts = Counter(token % N_DIMS for token in self._seen[number])
-        return array("f", (counts[place] for place in range(N_DIMS)))
+        numbers = [float(counts[place]) for place in range(N_DIMS)][: n_dims or None]
+        length = 1.0 if self.shape.pooling == "rank" else math.hypot(*numbers) or 1.0
+        return struct.pack(f"<{len(numbers)}f", *(number / length for number in numbers))
 
     def forget(self, number: int) -> None:
         """See `Embeddings.forget`."""

@@ -3,10 +3,9 @@
 `Vocab` may be used from any thread. Everything of `Model` belongs to the engine thread.
 """
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from localrun.core import SamplingParams
 from localrun.memory import Need, Split
@@ -160,10 +159,6 @@ class Sampler(Protocol):
         ...
 
 
-# float32 numbers.
-Vector: TypeAlias = "array[float]"
-
-
 class Embeddings(Protocol):
     """A context for vectors. Engine thread only. `ids` are numbers of texts within it."""
 
@@ -185,8 +180,12 @@ class Embeddings(Protocol):
         """
         ...
 
-    def vector(self, number: int) -> Vector:
-        """What the last forward made of the text with this id, of all its tokens."""
+    def vector(self, number: int, n_dims: int) -> bytes:
+        """What the last forward made of the text with this id, of all its tokens.
+
+        float32, little-endian: the first `n_dims` numbers, all when 0 or more, at length 1; or a
+        score. Empty when they are no numbers.
+        """
         ...
 
     def forget(self, number: int) -> None:

@@ -1,11 +1,13 @@
 """What a forward for vectors takes, and the context that it runs in: pure functions."""
 
-from array import array
+import math
+import struct
 
 import pytest
 
-from localrun.runner.engine.embedder import plan_rows, unit
+from localrun.runner.engine.embedder import plan_rows
 from localrun.runner.engine.layout import ModelFacts, embedding_shape
+from localrun.runner.ggml.logits import finished
 from localrun.spec import LoadSpec
 
 SPEC = LoadSpec("m.gguf", "sha256:0", n_ctx=4096, n_parallel=8, n_threads=2)
@@ -32,12 +34,18 @@ def test_rows_of_a_forward(
     assert plan_rows(n_left, n_rows, 64, can_split=can_split, most=512) == expected
 
 
+def vector(*numbers: float, n_dims: int = 0, is_score: bool = False) -> list[float]:
+    data = finished(struct.pack(f"{len(numbers)}f", *numbers), n_dims, is_score=is_score)
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
 def test_a_vector_has_length_1_after_it_was_cut() -> None:
-    vector = array("f", [3, 4, 12])
-    assert unit(vector).tolist() == pytest.approx([3 / 13, 4 / 13, 12 / 13])
-    assert unit(vector, 2).tolist() == pytest.approx([0.6, 0.8])
-    assert unit(vector, 9).tolist() == unit(vector).tolist()
-    assert unit(array("f", [0, 0])).tolist() == [0, 0]
+    assert vector(3, 4, 12) == pytest.approx([3 / 13, 4 / 13, 12 / 13])
+    assert vector(3, 4, 12, n_dims=2) == pytest.approx([0.6, 0.8])
+    assert vector(3, 4, 12, n_dims=9) == vector(3, 4, 12)
+    assert vector(0, 0) == [0, 0]
+    assert vector(7, is_score=True) == [7]
+    assert vector(1, math.nan) == vector(1, math.inf) == vector(math.nan, is_score=True) == []
 
 
 def facts(**fields: object) -> ModelFacts:

@@ -8,21 +8,20 @@ The first request makes the context. Engine thread only.
 """
 
 import itertools
-import math
-import sys
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from localrun.core import Vectors
 from localrun.errors import BROKEN_LOGITS, EngineFailed, LoadFailed, LocalrunError
 from localrun.runner.engine.meter import Meter
-from localrun.runner.model import Embeddings, LoadRefused, Model, Vector
+from localrun.runner.model import Embeddings, LoadRefused, Model
 from localrun.spec import LoadSpec
 
 # Seconds of a row before any was seen, as of a small model on few cores; then a running mean, with
 # this weight of the newest forward. And the fewest rows, so that a text always goes on.
 _ROW_S, _WEIGHT, _ROWS_MIN = 0.004, 0.3, 16
+
+_FLOAT_BYTES = 4
 
 # The answer to a job, by its id.
 Answer = tuple[int, Vectors | LocalrunError]
@@ -42,7 +41,7 @@ class EmbedJob:
     n_ctx: int
     n_dims: int = 0
     n_dropped: int = 0
-    vectors: dict[int, Vector] = field(default_factory=dict)
+    vectors: dict[int, bytes] = field(default_factory=dict)
 
     def starts(self, now: int) -> list[int]:
         """Where each text has its turn, in tokens of this request's own since `now`.
@@ -202,7 +201,7 @@ class Embedder:
             text.n_done += n
             # One that goes on is alone, so its number stays.
             if not text.n_left:
-                self._take(text, context.vector(number), is_rank=context.shape.pooling == "rank")
+                self._take(text, context.vector(number, text.job.n_dims))
                 context.forget(number)
         self._waiting = [text for text in self._waiting if text.n_left]
 
@@ -219,15 +218,15 @@ class Embedder:
             if text.job.id in self._jobs:
                 self._forward(context, [(text, n)])
 
-    def _take(self, text: _Text, vector: Vector, *, is_rank: bool) -> None:
+    def _take(self, text: _Text, vector: bytes) -> None:
         job = text.job
         if job.id not in self._jobs:
             return
-        if not math.isfinite(math.hypot(*vector)):
+        if not vector:
             self._fail(job, EngineFailed(BROKEN_LOGITS))
             return
         self._meter.count("embed_texts_total")
-        job.vectors[text.number] = vector if is_rank else unit(vector, job.n_dims)
+        job.vectors[text.number] = vector
         self._end_if_done(job)
 
     def _end_if_done(self, job: EmbedJob) -> None:
@@ -236,8 +235,8 @@ class Embedder:
         del self._jobs[job.id]
         vectors = [job.vectors[number] for number in job.places]
         n_tokens = sum(len(job.texts[number]) for number in job.places)
-        data = b"".join(map(_little_endian, vectors))
-        n_dims = len(vectors[0]) if vectors else 0
+        data = b"".join(vectors)
+        n_dims = len(vectors[0]) // _FLOAT_BYTES if vectors else 0
         self._answers.append((job.id, Vectors(data, n_dims, n_tokens, job.n_dropped)))
 
     def _fail(self, job: EmbedJob, error: LocalrunError) -> None:
@@ -251,17 +250,3 @@ class Embedder:
 
 def _by_start(text: _Text) -> int:
     return text.start
-
-
-def unit(vector: Vector, n_dims: int = 0) -> Vector:
-    """The vector, cut to `n_dims` numbers unless 0 or more, with length 1; zeros stay zeros."""
-    cut = vector[: n_dims or None]
-    length = math.hypot(*cut)
-    return array("f", (number / length for number in cut)) if length else cut
-
-
-def _little_endian(vector: Vector) -> bytes:
-    if sys.byteorder == "big":
-        vector = vector[:]
-        vector.byteswap()
-    return vector.tobytes()

@@ -3,7 +3,7 @@
 The pooled outputs of all sequences of a forward are there until the next one.
 """
 
-from array import array
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ from localrun.memory import Need
 from localrun.runner.engine.layout import EmbeddingShape
 from localrun.runner.ggml.batch import Batch
 from localrun.runner.ggml.binding import lib
-from localrun.runner.model import Vector
+from localrun.runner.ggml.logits import finished
 
 
 class LlamaEmbeddings:
@@ -52,12 +52,13 @@ class LlamaEmbeddings:
         lib.llama_synchronize(self._ctx)  # so that whoever measures the call measures the work
         return code
 
-    def vector(self, number: int) -> Vector:
+    def vector(self, number: int, n_dims: int) -> bytes:
         """The pooled output of a sequence; see `Embeddings.vector`."""
         found = lib.llama_get_embeddings_seq(self._ctx, number)
         if not found:
             raise ValueError(f"the last forward had no sequence {number}")
-        return array("f", found[: self.n_dims])
+        data = ctypes.string_at(found, self.n_dims * ctypes.sizeof(ctypes.c_float))
+        return finished(data, n_dims, is_score=self.shape.pooling == "rank")
 
     def forget(self, number: int) -> None:
         """Frees the cells of a sequence; see `Embeddings.forget`."""

@@ -1,4 +1,4 @@
-"""What numpy reads in the logits of a step. Pure: rows in, tokens and log-probabilities out."""
+"""What numpy reads in a step's outputs. Pure: rows in; tokens, log-probabilities, vectors out."""
 
 from collections.abc import Sequence
 
@@ -57,3 +57,12 @@ def _top(row: NDArray[np.float32], n: int) -> list[tuple[int, float]]:
 
 def _logprob(logit: float, norm: float) -> float:
     return min(0.0, max(LEAST_LOGPROB, logit - norm))
+
+
+def finished(data: bytes, n_dims: int, *, is_score: bool) -> bytes:
+    """float32 in llama.cpp's memory → a vector or a score; see `model.Embeddings.vector`."""
+    numbers = np.frombuffer(data, np.float32)[: n_dims or None].astype(np.float64)
+    length = float(np.sqrt(numbers @ numbers))
+    if not np.isfinite(length):
+        return b""
+    return (numbers if is_score or not length else numbers / length).astype("<f4").tobytes()
