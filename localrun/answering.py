@@ -53,8 +53,7 @@ class CallAnswer:
     async def begin(self) -> None:
         """Returns when a runner has accepted the first choices, one for each of its slots."""
         try:
-            with in_words_of(self._call):
-                await self._attempt()
+            await self._attempt()
         except RunnerLost as error:
             await self._try_again(error)
 
@@ -94,7 +93,8 @@ class CallAnswer:
         n_slots = self._lease.runner.info.n_slots
         self._choices = Choices(self._submit, self._call.n_choices, n_at_once=n_slots)
         self._ongoing.answers.add(self._choices)
-        await self._choices.begin()
+        with in_words_of(self._call):
+            await self._choices.begin()
 
     def _submit(self, index: int) -> RequestStream:
         assert self._lease is not None

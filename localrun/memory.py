@@ -4,6 +4,7 @@ Values only, shared by the daemon and its runners. All sizes are bytes; a device
 llama.cpp names it (`CPU`, `CUDA0`, `RPC0`, …), and the CPU's memory is RAM.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -92,7 +93,7 @@ class Plan(Struct, frozen=True):
         )
 
 
-def added(one: dict[str, Need], other: dict[str, Need]) -> dict[str, Need]:
+def added(one: Mapping[str, Need], other: Mapping[str, Need]) -> dict[str, Need]:
     """What both take, by device name."""
     total = dict(one)
     for name, more in other.items():

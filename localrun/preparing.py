@@ -77,7 +77,7 @@ class Preparing:
         if record.model_path is None or record.model_digest is None:
             raise Unsupported(call.model, call.capability)
         self._store.check_files(record)
-        header = header_of(record)
+        header = _header(record)
         if header.is_embedding_model and makes_text:
             raise Unsupported(call.model, call.capability)
         own, _unknown = check_options(record.parameters, path="parameters")
@@ -138,7 +138,7 @@ class Preparing:
         return model_key(digest, tuple(str(path) for path in record.adapter_paths))
 
 
-def header_of(record: Record) -> Header:
+def _header(record: Record) -> Header:
     """The model's header, after a look at all files that the engine will open.
 
     Raises InvalidGGUF for one that is damaged, also since it was looked at last.

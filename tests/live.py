@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,19 @@ def chat_body(model: str, text: str, *, stream: bool = True, **options: Any) -> 
     """A body for /api/chat with one user turn."""
     messages = [{"role": "user", "content": text}]
     return {"model": model, "messages": messages, "stream": stream, "options": options}
+
+
+@contextmanager
+def serving(
+    folder: Path, scripts: Mapping[str, Mapping[str, Any]], **settings: Any
+) -> Iterator[Daemon]:
+    """A daemon that serves scripted models by these names, all of them in memory if need be."""
+    settings = {"MODELS": folder / "models", "MAX_LOADED_MODELS": len(scripts), **settings}
+    daemon = Daemon(settings, folder / "daemon.log")
+    try:
+        daemon.wait_ready()
+        for name, script in scripts.items():
+            daemon.create(name, write_fake_model(folder / f"{name}.gguf", script))
+        yield daemon
+    finally:
+        daemon.kill()

@@ -1,11 +1,10 @@
 """One daemon with scripted models that call tools, think, say what they were asked, or fail."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Daemon, write_fake_model
+from live import Daemon, serving
 from tool_models import CALLER, THINKER, THINKING_TEMPLATE, TOOL_TEMPLATE
 
 _EMOJI = "Grüße 👩‍💻 おはよう".encode()
@@ -25,13 +24,5 @@ _MODELS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="session")
 def scripted_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Serves the models above; tests leave them as they are."""
-    folder: Path = tmp_path_factory.mktemp("anthropic")
-    variables = {"MODELS": folder / "models", "MAX_LOADED_MODELS": len(_MODELS)}
-    daemon = Daemon(variables, folder / "daemon.log")
-    try:
-        daemon.wait_ready()
-        for name, script in _MODELS.items():
-            daemon.create(name, write_fake_model(folder / f"{name}.gguf", script))
+    with serving(tmp_path_factory.mktemp("anthropic"), _MODELS) as daemon:
         yield daemon
-    finally:
-        daemon.kill()

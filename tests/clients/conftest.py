@@ -7,6 +7,8 @@ small to call a tool unless it has to.
 from collections.abc import Iterator
 from pathlib import Path
 
+import ollama
+import openai
 import pytest
 from compatibility import WORKS, Compatibility
 from live import Daemon, write_fake_model
@@ -73,3 +75,18 @@ def client_daemon(
         yield daemon
     finally:
         daemon.kill()
+
+
+@pytest.fixture
+def client(client_daemon: Daemon) -> Iterator[ollama.Client]:
+    """Ollama's own client of that daemon."""
+    client = ollama.Client(host=client_daemon.url)
+    yield client
+    client._client.close()
+
+
+@pytest.fixture
+def openai_client(client_daemon: Daemon) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client of that daemon."""
+    with openai.OpenAI(base_url=f"{client_daemon.url}/v1", api_key="unused") as client:
+        yield client

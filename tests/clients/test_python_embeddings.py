@@ -1,31 +1,17 @@
 """The official Python clients of Ollama and OpenAI and vectors of a real model for them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import ollama
 import openai
 import pytest
-from live import Daemon
 
 OLLAMA = f"ollama {version('ollama')}"
 OPENAI = f"openai {version('openai')}"
 
 TEXTS = ["A cat.", "A kitten.", "The stock market."]
-
-
-@pytest.fixture
-def client(client_daemon: Daemon) -> Iterator[ollama.Client]:
-    client = ollama.Client(host=client_daemon.url)
-    yield client
-    client._client.close()
-
-
-@pytest.fixture
-def openai_client(client_daemon: Daemon) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{client_daemon.url}/v1", api_key="unused") as client:
-        yield client
 
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:

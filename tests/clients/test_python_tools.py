@@ -1,14 +1,12 @@
 """The official Python clients of Ollama and OpenAI: tools, answers of a given form, thinking."""
 
 import json
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any, Literal
 
 import ollama
 import openai
 import pytest
-from live import Daemon
 from pydantic import BaseModel
 
 OLLAMA = f"ollama {version('ollama')}"
@@ -16,19 +14,6 @@ OPENAI = f"openai {version('openai')}"
 
 MODEL = "smollm2:135m"
 QUESTION = [{"role": "user", "content": "Name the capital of France."}]
-
-
-@pytest.fixture
-def client(client_daemon: Daemon) -> Iterator[ollama.Client]:
-    client = ollama.Client(host=client_daemon.url)
-    yield client
-    client._client.close()
-
-
-@pytest.fixture
-def openai_client(client_daemon: Daemon) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{client_daemon.url}/v1", api_key="unused") as client:
-        yield client
 
 
 class Capital(BaseModel):

@@ -1,12 +1,11 @@
 """One daemon with scripted models that call tools, think, or say what they were asked."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from asking import LARGE, TOO_LARGE
-from live import Daemon, write_fake_model
+from live import Daemon, serving
 from tool_models import (
     CALLER,
     OPEN_THINKING_TEMPLATE,
@@ -43,13 +42,5 @@ _MODELS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="session")
 def tool_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Serves the models above; tests leave them as they are."""
-    folder: Path = tmp_path_factory.mktemp("tools")
-    variables = {"MODELS": folder / "models", "MAX_LOADED_MODELS": len(_MODELS)}
-    daemon = Daemon(variables, folder / "daemon.log")
-    try:
-        daemon.wait_ready()
-        for name, script in _MODELS.items():
-            daemon.create(name, write_fake_model(folder / f"{name}.gguf", script))
+    with serving(tmp_path_factory.mktemp("tools"), _MODELS) as daemon:
         yield daemon
-    finally:
-        daemon.kill()

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from localrun.memory import CPU, Need, Split
+from localrun.memory import CPU, Need, Split, added
 from localrun.placement.layers import Layer, Sizes, needs_of
 from localrun.runner.engine.layout import EmbeddingShape, ModelFacts, Shape
 from localrun.runner.ggml import library
@@ -86,13 +86,7 @@ def read_needs(
         return None
     needs = {CPU: Need(compute_bytes=shape.n_outputs * n_vocab * _FLOAT_BYTES)}
     for buffer_type, weights, kv, compute in sums:
-        name = machine.home(buffer_type)
-        before = needs.get(name, Need())
-        needs[name] = Need(
-            before.weights_bytes + weights,
-            before.kv_bytes + kv,
-            before.compute_bytes + compute,
-        )
+        needs = added(needs, {machine.home(buffer_type): Need(weights, kv, compute)})
     return needs
 
 
@@ -103,14 +97,10 @@ def with_adapters(
 
     llama.cpp does not count them; each of their tensors lies beside the one that it changes.
     """
-    total = dict(needs)
     if not spec.adapter_paths:
-        return total
+        return dict(needs)
     adapters = Tensors.of(tensor_bytes(spec.adapter_paths), n_layers)
-    for name, more in needs_of(adapters.sizes, split).items():
-        before = total.get(name, Need())
-        total[name] = replace(before, weights_bytes=before.weights_bytes + more.weights_bytes)
-    return total
+    return added(needs, needs_of(adapters.sizes, split))
 
 
 class Probe:

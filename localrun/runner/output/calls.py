@@ -16,7 +16,7 @@ from localrun.runner.output.bodies import Body, json_values, whole_calls
 from localrun.runner.output.formats import CallFormat
 from localrun.runner.output.lenient import NotReadable
 from localrun.runner.output.offered import N_TELLING, Found, Offered
-from localrun.runner.output.parts import Called, Part, Said
+from localrun.runner.output.parts import Called, Part, Said, Stepping
 from localrun.runner.output.scan import Collected, agree, first, n_begun
 from localrun.runner.output.thinking import MAX_HELD_BLANKS
 
@@ -67,7 +67,7 @@ class Brackets:
         return None
 
 
-class CallReader:
+class CallReader(Stepping):
     """Finds the calls in what follows the thinking; see `Reader`."""
 
     def __init__(
@@ -79,6 +79,7 @@ class CallReader:
         is_forced: bool = False,
     ) -> None:
         """Calls get their ids from `new_id`; `is_forced` when the answer has to be calls."""
+        super().__init__(self._start)
         self._is_forced = is_forced
         self._form = form
         self._offered = offered
@@ -87,8 +88,6 @@ class CallReader:
             start.replace("%s", name) for start in form.starts for name in offered.names
         )
         self._ends = tuple(filter(None, (form.closing, *form.openings)))
-        self._step = self._start
-        self._held = ""
         # Of what may be a call: what stands in front of its body, and the body.
         self._lead = ""
         self._gathered = Collected()
@@ -98,15 +97,6 @@ class CallReader:
         # White space between the last text and the calls behind it, and behind these.
         self._has_said = False
         self._front = self._behind = ""
-
-    def feed(self, text: str) -> Iterator[Part]:
-        """See `Reader.feed`."""
-        self._held += text
-        while self._held:
-            before = self._step, len(self._held)
-            yield from self._step()
-            if before == (self._step, len(self._held)):
-                break
 
     def finish(self, *, is_cut: bool) -> Iterator[Part]:
         """See `Reader.finish`."""

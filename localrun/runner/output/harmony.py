@@ -13,7 +13,7 @@ from localrun.runner.output.calls import CallReader, new_call_id
 from localrun.runner.output.formats import GENERIC
 from localrun.runner.output.lenient import NotReadable, read_value
 from localrun.runner.output.offered import Found, Offered
-from localrun.runner.output.parts import Called, Part, Plain, Reader, Said, Thought
+from localrun.runner.output.parts import Called, Part, Plain, Reader, Said, Stepping, Thought
 from localrun.runner.output.scan import Collected, agree, first, n_begun
 
 _MESSAGE = "<|message|>"
@@ -30,7 +30,7 @@ _MAX_HEAD_CHARS = 256
 _HEAD_STARTS = (*MARKERS, "to=", "assistant")
 
 
-class HarmonyReader:
+class HarmonyReader(Stepping):
     """Reads messages; see `Reader`. Their text may call in plain JSON, too."""
 
     def __init__(
@@ -41,11 +41,10 @@ class HarmonyReader:
         is_forced: bool = False,
     ) -> None:
         """Calls get their ids from `new_id`; `is_forced` when the answer has to be calls."""
+        super().__init__(self._head)
         self._is_forced = is_forced
         self._offered = offered
         self._new_id = new_id
-        self._step = self._head
-        self._held = ""
         self._head_text = ""
         self._name = ""
         self._arguments = Collected()
@@ -57,15 +56,6 @@ class HarmonyReader:
         if not self._offered.names:
             return Plain()
         return CallReader(GENERIC, self._offered, self._new_id, is_forced=self._is_forced)
-
-    def feed(self, text: str) -> Iterator[Part]:
-        """See `Reader.feed`."""
-        self._held += text
-        while self._held:
-            before = self._step, len(self._held)
-            yield from self._step()
-            if before == (self._step, len(self._held)):
-                break
 
     def finish(self, *, is_cut: bool) -> Iterator[Part]:
         """See `Reader.finish`."""

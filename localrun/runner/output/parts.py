@@ -1,6 +1,7 @@
-"""What the readers of an answer's text hand on: pieces that say what they are. Values only."""
+"""What readers of an answer's text hand on, pieces that say what they are, and how they read."""
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from localrun.core import ToolCall
@@ -43,6 +44,27 @@ class Reader(Protocol):
     def finish(self, *, is_cut: bool) -> Iterable[Part]:
         """The rest, once no more text comes; `is_cut` when the model would have said more."""
         ...
+
+
+class Stepping(ABC):
+    """A reader that goes from step to step, each of which takes what it is sure of from `_held`."""
+
+    def __init__(self, step: Callable[[], Iterator[Part]]) -> None:
+        self._step = step
+        self._held = ""
+
+    def feed(self, text: str) -> Iterator[Part]:
+        """See `Reader.feed`."""
+        self._held += text
+        while self._held:
+            before = self._step, len(self._held)
+            yield from self._step()
+            if before == (self._step, len(self._held)):
+                break
+
+    @abstractmethod
+    def finish(self, *, is_cut: bool) -> Iterator[Part]:
+        """See `Reader.finish`."""
 
 
 class Plain:

@@ -7,7 +7,7 @@ text: an answer may explain what tags are. Source: Ollama's generic parser.
 
 from collections.abc import Iterator
 
-from localrun.runner.output.parts import Part, Reader, Said, Thought
+from localrun.runner.output.parts import Part, Reader, Said, Stepping, Thought
 from localrun.runner.output.scan import n_begun
 from localrun.runner.structured.constraint import ThinkTags
 
@@ -16,25 +16,15 @@ from localrun.runner.structured.constraint import ThinkTags
 MAX_HELD_BLANKS = 64
 
 
-class ThinkingReader:
+class ThinkingReader(Stepping):
     """Splits off the thinking in front; see `Reader`."""
 
     def __init__(self, tags: ThinkTags, rest: Reader, *, is_thinking: bool) -> None:
         """`rest` reads what follows; `is_thinking` when the prompt has opened the thinking."""
+        super().__init__(self._inside if is_thinking else self._before)
         self._opening, self._closing = tags.opening, tags.closing
         self._rest = rest
-        self._step = self._inside if is_thinking else self._before
         self._is_first = True  # nothing of the thinking has been said
-        self._held = ""
-
-    def feed(self, text: str) -> Iterator[Part]:
-        """See `Reader.feed`."""
-        self._held += text
-        while self._held:
-            before = self._step, len(self._held)
-            yield from self._step()
-            if before == (self._step, len(self._held)):
-                break
 
     def finish(self, *, is_cut: bool) -> Iterator[Part]:
         """See `Reader.finish`."""
