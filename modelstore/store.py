@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -76,6 +76,7 @@ _RECORDS_KEPT = 64  # a record may hold long licenses
 
 # Each further read means that somebody has replaced the model since the one before.
 _MAX_READS = 10
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _log = logging.getLogger(__name__)
 
@@ -411,7 +412,8 @@ class Store:
             self.blobs, manifest.config, name.display(), limit_bytes=TEXT_LIMIT_BYTES
         )
         config = decode_config(config_bytes, name.display())
-        modified_at = datetime.fromtimestamp(stamp[1] / 1e9, UTC)
+        # In whole numbers: a float of seconds has no room for microseconds of every year.
+        modified_at = _EPOCH + timedelta(microseconds=stamp[1] // 1_000)
         digest = hashlib.sha256(data).hexdigest()
         listing = build_listing(name, digest, modified_at, (manifest, config, self.blobs))
         return _Entry(manifest, listing)

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,19 @@ def test_a_model_is_resolved_with_all_its_parts(store: Store) -> None:
     assert record.size_bytes == sum(layer.size_bytes for layer in layers)
     path = store.root / "manifests" / DEFAULT_HOST / "user" / "m" / "7b"
     assert record.digest == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert record.modified_at == datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    assert _microseconds(record.modified_at) == path.stat().st_mtime_ns // 1_000
     store.check_files(record)
+
+
+@pytest.mark.parametrize("changed_ns", [1_796_048_102_034_901_999, 1_796_048_102_034_901_500])
+def test_the_time_of_a_change_is_exact(store: Store, changed_ns: int) -> None:
+    add(store, "m")
+    os.utime(path_of(store, "m", "latest"), ns=(changed_ns, changed_ns))
+    assert _microseconds(store.resolve("m").modified_at) == changed_ns // 1_000
+
+
+def _microseconds(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def test_a_bare_model_has_empty_parts(store: Store) -> None:
