@@ -10,21 +10,10 @@ Owns the table that scripts rely on:
 `cli.main` is the one place that turns an exception into a message and a code.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from localrun.errors import BadRequest, LocalrunError
-from localrun.settings import BadSetting
-from modelstore.errors import (
-    InvalidCreate,
-    InvalidGGUF,
-    InvalidName,
-    ModelfileSyntax,
-    SourceNotAllowed,
-    StoreError,
-)
-from modelstore.names import ModelName
+from functools import cache
 
 FAILED = 1
 USAGE = 2
@@ -128,28 +117,6 @@ class PortTaken(CliError):
         )
 
 
-# Looked up along the class's ancestors, so a leaf without a row takes its parent's code.
-EXIT_CODES: dict[type[BaseException], int] = {
-    KeyboardInterrupt: INTERRUPTED,
-    BrokenPipeError: BROKEN_PIPE,
-    BadSetting: USAGE,
-    CliError: FAILED,
-    Usage: USAGE,
-    DaemonUnreachable: UNREACHABLE,
-    AlreadyRunning: ALREADY_RUNNING,
-    PortTaken: PORT_TAKEN,
-    LocalrunError: FAILED,
-    BadRequest: USAGE,
-    StoreError: FAILED,
-    InvalidName: USAGE,
-    ModelfileSyntax: USAGE,
-    # Here these are about files that a Modelfile or the command line names.
-    InvalidCreate: USAGE,
-    InvalidGGUF: USAGE,
-    SourceNotAllowed: USAGE,
-}
-
-
 _MISSING = (
     "`localrun list` shows the models that are here; `localrun pull NAME` fetches one, "
     "`localrun create NAME --from-file FILE.gguf` adds a file"
@@ -164,16 +131,45 @@ def explaining_missing(typed: str) -> Iterator[None]:
     except ApiError as error:
         if error.status != 404:
             raise
+        from modelstore.names import ModelName
+
         # The daemon may complete a name that was given without its tag.
         said = str(error).replace(f"'{ModelName.parse(typed).display()}'", f"'{typed}'")
         raise ApiError(404, f"{said}\n{_MISSING}") from error
+
+
+@cache
+def exit_codes() -> Mapping[type[BaseException], int]:
+    """The table; a class without a row takes the code of its nearest ancestor that has one."""
+    # Imported here: only a failure needs the trees of the others.
+    from localrun.errors import BadRequest, LocalrunError
+    from localrun.settings import BadSetting
+    from modelstore import errors as store
+
+    return {
+        KeyboardInterrupt: INTERRUPTED,
+        BrokenPipeError: BROKEN_PIPE,
+        BadSetting: USAGE,
+        CliError: FAILED,
+        Usage: USAGE,
+        DaemonUnreachable: UNREACHABLE,
+        AlreadyRunning: ALREADY_RUNNING,
+        PortTaken: PORT_TAKEN,
+        LocalrunError: FAILED,
+        BadRequest: USAGE,
+        store.StoreError: FAILED,
+        store.InvalidName: USAGE,
+        store.ModelfileSyntax: USAGE,
+        # Here these are about files that a Modelfile or the command line names.
+        store.InvalidCreate: USAGE,
+        store.InvalidGGUF: USAGE,
+        store.SourceNotAllowed: USAGE,
+    }
 
 
 def exit_code(error: BaseException) -> int | None:
     """The code for `error`, or None for a mistake in the program, which deserves its traceback."""
     if isinstance(error, ApiError) and error.is_about_missing_model:
         return NOT_FOUND
-    for ancestor in type(error).__mro__:
-        if ancestor in EXIT_CODES:
-            return EXIT_CODES[ancestor]
-    return None
+    table = exit_codes()
+    return next((table[kind] for kind in type(error).__mro__ if kind in table), None)

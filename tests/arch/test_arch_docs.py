@@ -75,7 +75,7 @@ def test_the_exit_codes_of_the_docstring_are_those_of_the_code() -> None:
         if name.isupper() and isinstance(value, int)
     }
     assert exit_codes().keys() == constants | {0}
-    assert set(cli_errors.EXIT_CODES.values()) <= constants
+    assert set(cli_errors.exit_codes().values()) <= constants
 
 
 def test_the_readme_has_every_exit_code() -> None:
