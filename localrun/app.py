@@ -5,7 +5,6 @@ Also the life of the daemon, up to a shutdown that finishes what it can; sockets
 """
 
 import asyncio
-import dataclasses
 import gc
 import logging
 import logging.handlers
@@ -15,6 +14,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from localrun.diagnosis import diagnose
 from localrun.http.routes import Life, Registries, build_app
@@ -187,7 +188,7 @@ def serve(settings: Settings, log_file: Path | None = None) -> int:
     sock = bind(settings)
     host, port = sock.getsockname()[:2]
     # From here on the address that was really taken counts, not the name that led to it.
-    settings = dataclasses.replace(settings, host=host, port=port)
+    settings = replace(settings, host=host, port=port)
     daemon = Daemon(settings)
     app = build_app(
         daemon.service,

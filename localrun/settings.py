@@ -6,14 +6,20 @@ sentence that names the variable. `SETTINGS` also produces `serve --help` and th
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from localrun import setting_texts as texts
 from localrun.setting_texts import DEFAULT_PORT
-from localrun.spec import KvLayout
 from localrun.units import parse_duration_s, parse_size_bytes, parse_switch
+
+if TYPE_CHECKING:
+    from localrun.spec import KvLayout
+
+# Fields that no log and no traceback may show.
+_SECRETS = ("registries", "hf_token", "api_key")
 
 
 class BadSetting(Exception):
@@ -28,8 +34,7 @@ class BadSetting(Exception):
         return f"{self.variable}: {self.problem}"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """Values of one process. None means that the program chooses from what it finds."""
 
     host: str = "127.0.0.1"
@@ -42,14 +47,14 @@ class Settings:
     context_length: int | None = None
     kv_cache_type: str = "f16"
     kv_pool: int | None = None
-    kv_layout: KvLayout | None = None
+    kv_layout: "KvLayout | None" = None
     host_tier_bytes: int | None = None
     flash_attention: bool | None = None
-    gpu_overhead_bytes: dict[str, int] = field(default_factory=dict)
+    gpu_overhead_bytes: dict[str, int] = {}
     sched_spread: bool = False
     rpc_servers: tuple[str, ...] = ()
-    registries: tuple[str, ...] = field(default=(), repr=False)
-    hf_token: str = field(default="", repr=False)
+    registries: tuple[str, ...] = ()
+    hf_token: str = ""
     tpot_target_ms: float | None = None
     embed_batch: int = 512
     embed_delay_ms: float = 0.0
@@ -58,7 +63,7 @@ class Settings:
     load_timeout_s: float = 300.0
     num_thread: int | None = None
     origins: tuple[str, ...] = ()
-    api_key: str = field(default="", repr=False)
+    api_key: str = ""
     api_keys_file: Path | None = None
     max_running_per_key: int | None = None
     max_queued_per_key: int | None = None
@@ -67,6 +72,10 @@ class Settings:
     no_autostart: bool = False
     no_history: bool = False
     no_prune: bool = False
+
+    def __repr__(self) -> str:
+        shown = (name for name in self.__struct_fields__ if name not in _SECRETS)
+        return f"Settings({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def has_keys(self) -> bool:
@@ -103,8 +112,7 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("localrun", appauthor=False))
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One row of the table: `parse` raises ValueError with a sentence."""
 
     name: str
@@ -183,7 +191,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "KV_LAYOUT",
         ("kv_layout",),
-        texts.auto(texts.choice(*get_args(KvLayout))),
+        texts.auto(texts.choice("unified", "split")),
         "auto",
         "KV cache: unified, one pool for all sequences; split, a window for each slot; or auto",
         ollama=False,
@@ -418,4 +426,4 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
             )
 
 
-assert {name for row in SETTINGS for name in row.fields} == {f.name for f in fields(Settings)}
+assert {name for row in SETTINGS for name in row.fields} == set(Settings.__struct_fields__)

@@ -1,7 +1,7 @@
 """Units, options, settings, errors and frames: text and bytes become values or clear errors."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from localrun.options import OPTIONS, check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.setting_texts import parse_host
 from localrun.settings import SETTINGS, BadSetting, from_env
-from localrun.spec import LoadOptions, LoadSpec
+from localrun.spec import KvLayout, LoadOptions, LoadSpec
 from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
 
 # ---- units
@@ -306,6 +306,19 @@ def test_settings_of_the_kv_cache_and_the_step(
 ) -> None:
     assert getattr(from_env({f"LOCALRUN_{name}": text}), field) == value
     assert getattr(from_env({f"OLLAMA_{name}": text}), field) == getattr(from_env({}), field)
+
+
+@pytest.mark.parametrize("layout", get_args(KvLayout))
+def test_every_layout_is_a_setting(layout: str) -> None:
+    assert from_env({"LOCALRUN_KV_LAYOUT": layout}).kv_layout == layout
+
+
+def test_secrets_are_not_shown_with_the_other_settings() -> None:
+    secrets = {"API_KEY": "sk-1", "HF_TOKEN": "hf-1", "REGISTRIES": "https://me:pw-1@host"}
+    settings = from_env({f"LOCALRUN_{name}": text for name, text in secrets.items()})
+    assert (settings.api_key, settings.hf_token) == ("sk-1", "hf-1")
+    assert "num_parallel=8" in repr(settings)
+    assert "-1" not in repr(settings)
 
 
 @pytest.mark.parametrize(
