@@ -9,6 +9,7 @@ Source: Ollama's `blobs/` folder; the `.in-place` sidecar is an addition of this
 
 import contextlib
 import os
+import stat
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -64,11 +65,15 @@ class Blobs:
 
     def exists(self, digest: Digest) -> bool:
         """Tells whether the blob can be used; a file in place must be unchanged."""
+        path = self.path(digest)
         try:
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode):  # one look: lists ask this of every model
+                return stat.S_ISREG(mode)
             self.check_in_place(digest)
-        except ChangedFile:
+        except (ChangedFile, FileNotFoundError, NotADirectoryError):
             return False
-        return self.path(digest).is_file()
+        return path.is_file()
 
     def size(self, digest: Digest) -> int:
         """Size in bytes. Raises: BlobNotFound."""
