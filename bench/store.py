@@ -140,9 +140,12 @@ def _daemon(root: Path) -> Iterator[int]:
 
 
 def _cli(port: int, *arguments: str) -> None:
+    environment = {**clean_environment(), "LOCALRUN_HOST": f"127.0.0.1:{port}"}
+    # As installed: nobody's command compiles our modules anew each time.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     subprocess.run(
         [sys.executable, "-m", "cli", *arguments],
-        env={**clean_environment(), "LOCALRUN_HOST": f"127.0.0.1:{port}"},
+        env=environment,
         stdout=subprocess.DEVNULL,
         check=True,
     )

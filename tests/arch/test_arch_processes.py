@@ -16,10 +16,15 @@ ABSENT: dict[str, set[str]] = {
     "import cli.main; cli.main.parse(['ps'])": {
         *RUNNER_ONLY,
         *DAEMON_ONLY,
-        "modelstore.store",
+        "modelstore",
+        "localrun.errors",
+        "localrun.spec",
         "httpx",
         "rich",
         "asyncio",
+        "pydantic",  # as typer does from 0.29 on
+        "filelock",
+        "platformdirs",
     },
     "import cli.main; cli.main.parse(['doctor'])": {
         *RUNNER_ONLY,

@@ -93,7 +93,7 @@ def test_plans(line: str, expected: Plan) -> None:
         ("m --lengths short", "--lengths takes `chat`, not `short`"),
         ("m --lengths chat --lengths-file f", "not both"),
         ("m --scenario other", "other"),
-        ("m --max-concurrency 0", "greater than or equal to 1"),
+        ("m --max-concurrency 0", "not in the range"),
     ],
 )
 def test_wrong_usage(line: str, part: str) -> None:
