@@ -49,7 +49,7 @@ def main() -> None:
     # Python flushes both once more at its end and would then replace the exit code.
     _forget_unwritable(sys.stdout)
     _forget_unwritable(sys.stderr)
-    # Or Python's end looks through all that was imported for cycles: a tenth of a quick command.
+    # Or Python's end looks through all that was imported for cycles: 10 ms.
     gc.freeze()
     sys.exit(code)
 
