@@ -5,14 +5,25 @@ from typing import Any
 
 import pytest
 
-from localrun.core import Call, ChatPrompt, Choice, Done, Message, Tool, ToolCall, ToolChoice, Usage
+from localrun.core import (
+    SCHEMA_PATH,
+    Call,
+    ChatPrompt,
+    Choice,
+    Done,
+    Message,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    Usage,
+)
 from localrun.errors import BadRequest, NotRemembered, Unsupported
 from localrun.wire.anthropic import MessageRequest, decode_count_tokens, decode_messages
 from localrun.wire.anthropic_writer import AnthropicWriter
-from localrun.wire.structure import OUTPUT_PLACES
 
 HI = [{"role": "user", "content": "hi"}]
 WEATHER = {"name": "weather", "description": "Tells it", "input_schema": {"type": "object"}}
+PLACES = {SCHEMA_PATH: "output_config.format.schema"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
 
 
@@ -38,7 +49,7 @@ def text(text: str) -> dict[str, Any]:
 def test_a_plain_request():
     request = decode()
     expected = ChatPrompt((Message("user", "hi"),), may_not_think=True)
-    assert request.call == Call("m", (expected,), {"num_predict": 9}, places=OUTPUT_PLACES)
+    assert request.call == Call("m", (expected,), {"num_predict": 9}, places=PLACES)
     assert (request.stream, request.ignored, request.shows_thinking) == (False, (), True)
 
 
@@ -132,7 +143,7 @@ THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
             ],
             [
                 Message("tool", "Rain", tool_call_id="t1"),
-                Message("tool", "Some", tool_call_id="t2"),
+                Message("tool", "The call failed.\n\nSome", tool_call_id="t2"),
                 Message("tool", "", tool_call_id="t3"),
                 Message("user", "And?"),
             ],
