@@ -93,6 +93,7 @@ def test_an_empty_system_text_is_none(system):
     assert prompt(system=system).messages == (Message("user", "hi"),)
 
 
+LOG = {"type": "text", "media_type": "text/plain", "data": "It broke."}
 CALL = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
 
@@ -159,6 +160,28 @@ def test_turns(role, content, expected):
     assert list(turns(*content, role=role)) == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "content"),
+    [
+        ({"content": "No such file"}, "The call failed.\n\nNo such file"),
+        ({"content": [text("No such "), text("file")]}, "The call failed.\n\nNo such file"),
+        (
+            {"content": [text("Look:"), {"type": "document", "source": {**LOG, "title": "x"}}]},
+            "The call failed.\n\nLook:\n\nIt broke.",
+        ),
+        ({"content": ""}, "The call failed."),
+        ({"content": []}, "The call failed."),
+        ({"content": None}, "The call failed."),
+        ({}, "The call failed."),
+        ({"content": "Rain", "is_error": False}, "Rain"),
+        ({"content": "Rain", "is_error": None}, "Rain"),
+    ],
+)
+def test_a_call_that_failed_says_so_and_loses_nothing(fields, content):
+    (result,) = turns({"type": "tool_result", "tool_use_id": "t1", "is_error": True, **fields})
+    assert result == Message("tool", content, tool_call_id="t1")
+
+
 def test_blocks_that_nobody_here_can_use_are_passed_over_and_named():
     blocks = [
         {"type": "redacted_thinking", "data": "x"},
@@ -173,9 +196,6 @@ def test_blocks_that_nobody_here_can_use_are_passed_over_and_named():
 
 def document(source: Any, **more: Any) -> dict[str, Any]:
     return {"type": "document", "source": source, **more}
-
-
-LOG = {"type": "text", "media_type": "text/plain", "data": "It broke."}
 
 
 @pytest.mark.parametrize(

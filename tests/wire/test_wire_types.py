@@ -2,11 +2,14 @@
 
 import copy
 import json
+import os
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from localrun.errors import BadRequest, NotRemembered, Unsupported
 from localrun.options import OPTIONS
@@ -658,6 +661,23 @@ def test_a_value_of_the_right_type_is_taken_or_refused_and_nothing_else(route, p
     for kind in types:
         for value in VALUES[kind]:
             assert refusal(route, path, value) != ""
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inside: (
+        st.lists(inside, max_size=3)
+        | st.dictionaries(st.sampled_from(("type", "name", "x", "content", "properties")), inside)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(list(ROUTES.values())), st.data())
+@settings(max_examples=2000 if os.environ.get("LOCALRUN_TEST_FULL") == "1" else 200)
+def test_whatever_stands_in_a_field_nothing_else_is_raised(route, data):
+    path = data.draw(st.sampled_from(list(route.fields)))
+    assert refusal(route, path, data.draw(_JSON)) != ""
 
 
 @FIELDS
