@@ -133,7 +133,8 @@ def _parameters(schema: dict[str, Any], path: str) -> dict[str, Any]:
         raise BadRequest(f"{path}.type", 'must be "object": arguments have names')
     if not isinstance(schema.get("properties", {}), dict):
         raise BadRequest(f"{path}.properties", "must be an object")
-    if not isinstance(schema.get("required", []), list):
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise BadRequest(f"{path}.required", "must be a list of names")
     return schema
 

@@ -48,7 +48,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
 NUMBER = "int float"
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-SCHEMA_FIELDS = {"type": "str list", "properties": "object", "required": "list"}
+SCHEMA_FIELDS = {
+    "type": "str list",
+    "properties": "object",
+    "required": "list",
+    "required[0]": "str",
+}
 FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
 FUNCTION_FIELDS = {
     "name": "str",
