@@ -62,6 +62,11 @@ class CallAnswer:
         """See `Answer.n_prompt`."""
         return self._choices.n_prompt if self._choices is not None else 0
 
+    @property
+    def loosened(self) -> tuple[str, ...]:
+        """See `Answer.loosened`."""
+        return self._choices.loosened if self._choices is not None else ()
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
@@ -145,6 +150,7 @@ class WithoutText:
     """The `Answer` to a call that only loads a model, or lets one go."""
 
     n_prompt = 0
+    loosened: tuple[str, ...] = ()
 
     def __init__(self, done: Done) -> None:
         self._events: Iterator[Event] = iter((done,))

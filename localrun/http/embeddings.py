@@ -8,12 +8,13 @@ from starlette.responses import Response
 
 from localrun.core import Vectors
 from localrun.http.errors import as_sent
+from localrun.http.notes import ignored_headers
 from localrun.http.requests import ApiRequest
 from localrun.http.streaming import outcome
-from localrun.http.text import ignored_headers
 from localrun.service import TextService
 from localrun.wire.embeddings import (
     EmbedRequest,
+    check_n_dims,
     decode_embed,
     decode_embeddings,
     decode_openai_embeddings,
@@ -82,6 +83,7 @@ class EmbeddingsApi:
 
         # Nobody waits for a load, or for thousands of texts, who has left.
         vectors = await outcome(request.receive, embed())
+        check_n_dims(wanted.wanted, vectors)
         if len(vectors.data) > _INLINE_BYTES:
             document = await asyncio.to_thread(encode, vectors)
         else:

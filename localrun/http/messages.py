@@ -1,12 +1,11 @@
 """Handlers of Anthropic's routes: decode, one call of the service, encode."""
 
-from msgspec.structs import replace
 from starlette.responses import Response
 
-from localrun.http.errors import REQUEST_ID, as_sent, new_request_id
+from localrun.http.errors import REQUEST_ID, new_request_id
 from localrun.http.requests import ApiRequest
-from localrun.http.streaming import AnswerResponse, outcome
-from localrun.http.text import answer
+from localrun.http.streaming import AnswerResponse
+from localrun.http.text import answer, counted
 from localrun.service import TextService
 from localrun.wire.anthropic import decode_count_tokens, decode_messages
 from localrun.wire.anthropic_writer import AnthropicWriter, encode_count
@@ -29,14 +28,7 @@ class MessagesApi:
 
     async def count_tokens(self, request: ApiRequest) -> Response:
         """Raises BadRequest, ClientDisconnect, and what `TextService.count` does."""
-        caller = request.caller
         call = await request.decoded(decode_count_tokens)
-        call = replace(call, client=caller.client, scope=caller.scope)
-
-        async def count() -> int:
-            with as_sent(call.model):
-                return await self._service.count(call)
-
-        n_tokens = await outcome(request.receive, count())
+        n_tokens = await counted(self._service, call, request=request)
         headers = {REQUEST_ID: new_request_id()}
         return Response(encode_count(n_tokens), headers=headers, media_type=JSON_TYPE)

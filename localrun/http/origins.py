@@ -6,6 +6,7 @@ lists); `x-api-key` and the two `anthropic-*` headers are ours, since browser SD
 
 import re
 
+from localrun.http.notes import IGNORED_HEADER, LOOSENED_HEADER
 from localrun.settings import BadSetting
 
 ANY = "*"
@@ -49,7 +50,9 @@ _ALLOWED_HEADERS = (
 )
 # What a page may read beside the body.
 EXPOSE_HEADERS = {
-    "Access-Control-Expose-Headers": "Retry-After, X-Localrun-Ignored-Options, request-id"
+    "Access-Control-Expose-Headers": ", ".join(
+        ("Retry-After", IGNORED_HEADER, LOOSENED_HEADER, "request-id")
+    )
 }
 PREFLIGHT_HEADERS = {
     "Access-Control-Allow-Methods": "GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS",

@@ -70,6 +70,7 @@ def table(
     native, openai = NativeApi(service), OpenAIApi(service, store)
     machine, tokens = MachineApi(diagnose), TokensApi(service)
     embeddings, messages = EmbeddingsApi(service), MessagesApi(service)
+    responses = ResponsesApi(service)
     pulling = PullApi(service, store, registries.access, registries.transfers)
     models, making = ModelsApi(service, store), CreateApi(service, store, pulling.fetch)
     pushing = PushApi(store, registries.access)
@@ -109,7 +110,9 @@ def table(
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/v1/chat/completions", openai.chat_completions),
         ("POST", "/v1/completions", openai.completions),
-        ("POST", "/v1/responses", ResponsesApi(service).create),
+        ("POST", "/v1/responses", responses.create),
+        ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+        ("POST", "/v1/responses/compact", responses.compact),
         ("POST", "/v1/embeddings", embeddings.openai),
         ("POST", "/v1/rerank", embeddings.rerank),
         ("POST", MESSAGES_PATH, messages.messages),

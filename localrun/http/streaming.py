@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from localrun.core import Choice, Delta, Done, Event, TextDelta, ThinkingDelta, ToolCallDelta
 from localrun.http.errors import Dialect, error_response, fault_of
+from localrun.http.notes import loosened_headers
 from localrun.service import Answer
 from localrun.wire.faults import Fault
 from localrun.wire.streams import JSON_TYPE
@@ -225,15 +226,16 @@ class AnswerResponse:
             answer = await self._opening()
         except Exception as error:  # noqa: BLE001 - the table decides what the client is told
             return error_response(error, self._dialect)
+        headers = {**self._headers, **loosened_headers(answer.loosened)}
         async with contextlib.aclosing(answer):
             if self._stream:
-                await self._forward(answer, sender)
+                await self._forward(answer, sender, headers)
                 return None
             try:
                 document = await self._collect(answer)
             except Exception as error:  # noqa: BLE001 - as above
                 return error_response(error, self._dialect)
-        return Response(document, headers=self._headers, media_type=JSON_TYPE)
+        return Response(document, headers=headers, media_type=JSON_TYPE)
 
     async def _collect(self, answer: Answer) -> bytes:
         pieces: list[list[Delta]] = [[] for _ in range(self._n_choices)]
@@ -246,9 +248,9 @@ class AnswerResponse:
                 pieces[event.index].append(event)
         return self._writer.whole([_joined(pieces[i], dones[i]) for i in sorted(dones)])
 
-    async def _forward(self, answer: Answer, sender: Sender) -> None:
+    async def _forward(self, answer: Answer, sender: Sender, headers: Mapping[str, str]) -> None:
         """Streams the answer; what ends it is the final object or an error, never both."""
-        await sender.start(self._writer.content_type, self._headers)
+        await sender.start(self._writer.content_type, headers)
         if opening := self._writer.begin(answer.n_prompt):
             await sender.body(opening, is_last=False)
         n_open = self._n_choices

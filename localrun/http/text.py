@@ -1,24 +1,17 @@
 """What every dialect's text route does with a decoded request."""
 
-import logging
-import re
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from localrun.core import Call
 from localrun.http.errors import Dialect, as_sent
+from localrun.http.notes import ignored_headers
 from localrun.http.requests import ApiRequest
-from localrun.http.streaming import AnswerResponse, AnswerWriter
+from localrun.http.streaming import AnswerResponse, AnswerWriter, outcome
 from localrun.http.turns import HeldAnswer
 from localrun.service import Answer, TextService
 from localrun.wire.bodies import TextRequest
-
-_log = logging.getLogger(__name__)
-
-IGNORED_HEADER = "X-Localrun-Ignored-Options"
-# The names come from the client: only what is a word may enter a header or the log.
-_WORD = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_MAX_NAMES = 32
 
 
 def answer(
@@ -59,10 +52,16 @@ def answer(
     )
 
 
-def ignored_headers(ignored: tuple[str, ...]) -> dict[str, str]:
-    """The header that names fields without effect, if any; they are logged too."""
-    names = [name for name in ignored if _WORD.fullmatch(name)][:_MAX_NAMES]
-    if not names:
-        return {}
-    _log.warning("options without effect: %s", ", ".join(names))
-    return {IGNORED_HEADER: ", ".join(names)}
+async def counted(service: TextService, call: Call, *, request: ApiRequest) -> int:
+    """How many tokens the prompt of `call` has.
+
+    Raises ClientDisconnect, and what `TextService.count` does.
+    """
+    caller = request.caller
+    call = replace(call, client=caller.client, scope=caller.scope)
+
+    async def count() -> int:
+        with as_sent(call.model):
+            return await service.count(call)
+
+    return await outcome(request.receive, count())

@@ -98,6 +98,11 @@ class HeldAnswer:
         """See `Answer.n_prompt`."""
         return self._answer.n_prompt
 
+    @property
+    def loosened(self) -> tuple[str, ...]:
+        """See `Answer.loosened`."""
+        return self._answer.loosened
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 

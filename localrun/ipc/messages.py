@@ -160,10 +160,14 @@ class Rendering(Struct, frozen=True, tag="rendering"):
 
 
 class Waiting(Struct, frozen=True, tag="waiting"):
-    """The request is rendered, has `n_prompt` tokens and waits for a slot."""
+    """The request is rendered, has `n_prompt` tokens and waits for a slot.
+
+    Its answer is not held to what `loosened` names: "tool: place in its schema".
+    """
 
     id: int
     n_prompt: int
+    loosened: tuple[str, ...] = ()
 
 
 class Admitted(Struct, frozen=True, tag="admitted"):

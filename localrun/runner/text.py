@@ -154,7 +154,8 @@ class TextThread:
             ),
             prepared.n_dropped,
         )
-        self._items.append(Waiting(submit.id, len(prepared.tokens)))
+        loosened = prepared.constraint.loosened if prepared.constraint is not None else ()
+        self._items.append(Waiting(submit.id, len(prepared.tokens), loosened))
         if sequence.n_predict == 0:
             self._finish(request, "length")
             return

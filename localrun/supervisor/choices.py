@@ -30,7 +30,8 @@ class Choices:
     At most `n_at_once` are under way, the others follow as these end. So a call with many choices
     stands in its runner's line like one request after the other, and not ahead of everybody who
     comes after it. One reader; `close` cancels what still runs. The first error ends them all.
-    `n_prompt` is how many tokens the first one's prompt has, once they have begun.
+    `n_prompt` is how many tokens the first one's prompt has, once they have begun, and `loosened`
+    what its answer is not held to.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Choices:
         self._n_at_once = n_at_once
         self._n_submitted = 0
         self.n_prompt = 0
+        self.loosened: tuple[str, ...] = ()
         self._open: dict[int, RequestStream] = {}
         # A number for each event that is ready. A frame of the runner holds a piece of every
         # running choice, so none of them can crowd out the others.
@@ -55,7 +57,7 @@ class Choices:
         first, *others = self._open.values()
         for stream in (first, *others):
             await stream.accepted()
-        self.n_prompt = first.n_prompt
+        self.n_prompt, self.loosened = first.n_prompt, first.loosened
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

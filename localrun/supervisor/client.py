@@ -229,8 +229,8 @@ class RunnerClient:
         match item:
             case Rendering():
                 stream.phase = "rendering"
-            case Waiting(n_prompt=n_prompt):
-                stream.accept(n_prompt)
+            case Waiting(n_prompt=n_prompt, loosened=loosened):
+                stream.accept(n_prompt, loosened)
             case Admitted():
                 stream.phase = "prefill"
             case Failed(kind=kind, fields=fields):

@@ -18,7 +18,8 @@ _PIECE_BYTES, _LOGPROB_BYTES = 160, 80
 class RequestStream:
     """The events of one request. One reader; `close` cancels what still runs.
 
-    `n_prompt` is how many tokens its prompt has, once it is accepted.
+    `n_prompt` is how many tokens its prompt has, once it is accepted, and `loosened` what its
+    answer is not held to.
 
     What the reader has not fetched waits here. When that is more than `AHEAD_BYTES`, `pace` is
     called with (id, True), and with (id, False) when most of it has been fetched.
@@ -33,6 +34,7 @@ class RequestStream:
         self.id = request_id
         self.phase: Phase = "waiting"
         self.n_prompt = 0
+        self.loosened: tuple[str, ...] = ()
         self.is_paused = False
         self._n_bytes = 0
         self._forget = forget
@@ -101,10 +103,10 @@ class RequestStream:
         self.is_paused = is_paused
         self._pace(self.id, is_paused)
 
-    def accept(self, n_prompt: int) -> None:
-        """The prompt of so many tokens is in the queue of the engine."""
+    def accept(self, n_prompt: int, loosened: tuple[str, ...] = ()) -> None:
+        """The prompt of so many tokens is in the queue of the engine; see `Waiting`."""
         self.phase = "waiting"
-        self.n_prompt = n_prompt
+        self.n_prompt, self.loosened = n_prompt, loosened
         if not self._accepted.done():
             self._accepted.set_result(None)
 

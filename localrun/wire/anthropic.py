@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from localrun.core import Call, ChatPrompt, Tool, ToolChoice
+from localrun.core import SCHEMA_PATH, Call, ChatPrompt, Tool, ToolChoice
 from localrun.errors import BadRequest, NotRemembered
 from localrun.options import check_option
 from localrun.wire.anthropic_messages import Content, WireTurn, messages_of
@@ -22,7 +22,7 @@ from localrun.wire.bodies import (
     required_model,
     without_effect,
 )
-from localrun.wire.structure import OUTPUT_PLACES, schema_of_output_format
+from localrun.wire.structure import schema_of_output_format
 from localrun.wire.thinking import think_of_config
 from localrun.wire.tools import WantedTool, checked_tools, find, some
 
@@ -37,6 +37,12 @@ class _Tool(msgspec.Struct):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class _Choice(msgspec.Struct):
+    type: str | None = None
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class _Thinking(msgspec.Struct):
@@ -58,7 +64,7 @@ class _Shared(msgspec.Struct, kw_only=True):
     messages: list[WireTurn] | None = None
     system: Content | None = None
     tools: list[_Tool] | None = None
-    tool_choice: Any = None
+    tool_choice: _Choice | None = None
     thinking: _Thinking | None = None
     output_config: _OutputConfig | None = None
     output_format: Any = None
@@ -126,17 +132,19 @@ def _call(wire: _Shared) -> tuple[Call, tuple[str, ...]]:
     output = wire.output_config or _OutputConfig()
     think = think_of_config(wire.thinking.type if wire.thinking else None, output.effort)
     prompt = ChatPrompt(messages, tools=tools, choice=choice, think=think, may_not_think=True)
-    # The older place of a format is read where the newer one is empty.
-    schema = schema_of_output_format(output.format or wire.output_format)
-    return Call(model, (prompt,), schema=schema, places=OUTPUT_PLACES), passed_over
+    form, place = output.format, "output_config.format"
+    if form is None and wire.output_format is not None:
+        form, place = wire.output_format, "output_format"  # its older place
+    schema, places = schema_of_output_format(form, place), {SCHEMA_PATH: f"{place}.schema"}
+    return Call(model, (prompt,), schema=schema, places=places), passed_over
 
 
 def _refuse(wire: _Shared) -> None:
-    if wire.thread:
+    if wire.thread is not None:
         raise NotRemembered("thread")
     if wire.mcp_servers:
         raise BadRequest("mcp_servers", "this server asks no others for tools; leave it out")
-    if wire.compaction:
+    if wire.compaction is not None:
         raise BadRequest("compaction", "this server does not shorten conversations; leave it out")
 
 
@@ -170,20 +178,19 @@ def _wanted(tool: _Tool, path: str) -> WantedTool:
     )
 
 
-def _chosen(tools: tuple[Tool, ...], choice: Any) -> tuple[tuple[Tool, ...], ToolChoice]:
+def _chosen(tools: tuple[Tool, ...], choice: _Choice | None) -> tuple[tuple[Tool, ...], ToolChoice]:
     """(the tools that may be called, which of them has to be). Raises BadRequest."""
     if choice is None:
         return tools, ToolChoice()
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    is_parallel = kind is None or choice.get("disable_parallel_tool_use") is not True
-    match choice:
-        case {"type": "auto"}:
+    is_parallel = choice.disable_parallel_tool_use is not True
+    match choice.type, choice.name:
+        case "auto", _:
             return tools, ToolChoice(is_parallel=is_parallel)
-        case {"type": "none"}:
+        case "none", _:
             return (), ToolChoice()
-        case {"type": "any"}:
+        case "any", _:
             return some(tools), ToolChoice(is_required=True, is_parallel=is_parallel)
-        case {"type": "tool", "name": str() as name}:
+        case "tool", str() as name:
             find(tools, name, "tool_choice.name")
             return tools, ToolChoice(True, name, is_parallel)
     raise BadRequest(

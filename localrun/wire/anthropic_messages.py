@@ -31,6 +31,9 @@ _PASSED_OVER = frozenset(
     }
 )
 
+# What the result of a call that failed begins with: templates have no field for it.
+_FAILED = "The call failed."
+
 Content = str | list[dict[str, Any]]
 
 
@@ -58,6 +61,7 @@ class _ToolUse(msgspec.Struct):
 class _ToolResult(msgspec.Struct):
     tool_use_id: str
     content: Content | None = None
+    is_error: bool | None = None
 
 
 class _Document(msgspec.Struct):
@@ -178,6 +182,8 @@ class _Reader:
     def _result(self, block: dict[str, Any], path: str) -> Message:
         result = _read(_ToolResult, block, path)
         content = self.text(result.content, f"{path}.content")
+        if result.is_error:
+            content = _paragraphs(_FAILED, content)
         return Message("tool", content, tool_call_id=result.tool_use_id)
 
     def _blocks(self, content: Content, path: str) -> list[tuple[dict[str, Any], str]]:
@@ -187,7 +193,8 @@ class _Reader:
 
     def _pass_over(self, kind: Any, path: str) -> None:
         if not isinstance(kind, str):
-            raise BadRequest(f"{path}.type", "is required")
+            problem = "is required" if kind is None else "must be a string"
+            raise BadRequest(f"{path}.type", problem)
         if kind == "image":
             raise Unsupported(self._model, "vision", path)
         if kind not in _PASSED_OVER:

@@ -149,9 +149,18 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _n_dims(dimensions: int | None) -> int:
-    if dimensions is not None and dimensions < 0:
-        raise BadRequest("dimensions", "must be at least 0; 0 is all of them")
+    if dimensions is not None and dimensions < 1:
+        raise BadRequest("dimensions", "must be at least 1; leave it out for all of them")
     return dimensions or 0
+
+
+def check_n_dims(wanted: EmbedTexts, found: Vectors) -> None:
+    """Raises BadRequest when vectors are shorter than they are wanted.
+
+    How long a model's are, nobody knows before.
+    """
+    if found.n_dims < wanted.n_dims and found.data:
+        raise BadRequest("dimensions", f"must be at most {found.n_dims}, which the model has")
 
 
 def _encoding(name: str | None) -> Encoding:

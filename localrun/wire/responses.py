@@ -1,11 +1,12 @@
 """OpenAI's dialect of responses: requests → `Call`, and what a reply repeats of its request.
 
-Owns the wire names of `/v1/responses`. Input items are in `responses_input`, replies in
-`responses_writer`. Knows neither URLs nor statuses and does no I/O. Null means absent. Nothing is
-kept between requests: what would need that is refused by name, except `store`, which every client
-sends and whose reply says that nothing was stored. Fields that only mean something to OpenAI's own
-servers are ignored.
-Source: OpenAI's API reference, "Create a response"; Ollama `openai/responses.go`.
+Owns the wire names of `/v1/responses` and `/v1/responses/input_tokens`. Input items are in
+`responses_input`, replies in `responses_writer`. Knows neither URLs nor statuses and does no I/O.
+Null means absent. Nothing is kept between requests: what would need that is refused by name, except
+`store`, which every client sends and whose reply says that nothing was stored. Fields that only
+mean something to OpenAI's own servers are ignored.
+Source: OpenAI's API reference, "Create a response" and "Get input token counts"; Ollama
+`openai/responses.go`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -79,12 +80,12 @@ class _Request(msgspec.Struct, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # What would need a store, or a service that is not here.
-    previous_response_id: Any = None
-    conversation: Any = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
     background: bool | None = None
-    prompt: Any = None
-    context_management: Any = None
-    moderation: Any = None
+    prompt: dict[str, Any] | None = None
+    context_management: list[Any] | None = None
+    moderation: dict[str, Any] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Request)
@@ -155,6 +156,14 @@ def decode_responses(body: bytes) -> ResponseRequest:
         namespaces=namespaces,
         has_encrypted=ENCRYPTED in include,
     )
+
+
+def decode_input_tokens(body: bytes) -> Call:
+    """The request of POST /v1/responses/input_tokens. Raises BadRequest, Unsupported.
+
+    What is refused where an answer is wanted is refused here, too: nobody could send it.
+    """
+    return decode_responses(body).call
 
 
 def _refuse(wire: _Request) -> None:

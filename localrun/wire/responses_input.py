@@ -91,7 +91,9 @@ class _Reader:
 
     def take(self, item: dict[str, Any], path: str) -> None:
         """Reads the next item. Raises BadRequest, Unsupported."""
-        kind = item.get("type") or ("message" if "role" in item else None)
+        kind = item.get("type")
+        if kind in (None, ""):
+            kind = "message" if "role" in item else None
         match kind:
             case "message":
                 self._message(read_as(_Message, item, path), path)
@@ -107,8 +109,10 @@ class _Reader:
                 pass
             case str():
                 raise BadRequest(f"{path}.type", f'unknown input item "{kind[:_MAX_SHOWN]}"')
-            case _:
+            case None:
                 raise BadRequest(f"{path}.type", "is required")
+            case _:
+                raise BadRequest(f"{path}.type", "must be a string")
 
     def finish(self) -> tuple[Message, ...]:
         """All messages."""

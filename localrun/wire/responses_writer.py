@@ -25,6 +25,11 @@ CONTENT_TYPE = "text/event-stream"
 _encode = msgspec.json.Encoder().encode
 
 
+def encode_input_tokens(n_tokens: int) -> bytes:
+    """The reply of `/v1/responses/input_tokens`."""
+    return _encode({"object": "response.input_tokens", "input_tokens": n_tokens}) + b"\n"
+
+
 class _Kind(NamedTuple):
     """How an item that grows by text is spelled: `part` and `text` begin names of events."""
 

@@ -19,13 +19,11 @@ from localrun.schemas.parts import below, shown
 # What "some JSON" means in both dialects.
 _ANY_OBJECT = '{"type":"object"}'
 
-# Where OpenAI's and Anthropic's clients put a schema. The native one is `core.SCHEMA_PATH`.
+# Where OpenAI's clients put a schema. The native one is `core.SCHEMA_PATH`.
 RESPONSE_SCHEMA = "response_format.json_schema.schema"
-OUTPUT_SCHEMA = "output_config.format.schema"
 
 # See `core.Call.places`.
 PLACES = {SCHEMA_PATH: RESPONSE_SCHEMA, "think": "reasoning_effort"}
-OUTPUT_PLACES = {SCHEMA_PATH: OUTPUT_SCHEMA}
 
 
 def schema_of_format(value: Any) -> str | None:
@@ -88,18 +86,17 @@ def schema_of_response_format(value: Any) -> str | None:
     )
 
 
-def schema_of_output_format(value: Any) -> str | None:
-    """The schema that Anthropic's `output_config.format` stands for. Raises BadRequest."""
+def schema_of_output_format(value: Any, path: str) -> str | None:
+    """The schema that Anthropic's format at `path` stands for. Raises BadRequest."""
     if value is None:
         return None
-    path = "output_config.format"
     if not isinstance(value, dict):
         raise BadRequest(path, f"must be an object, and not {shown(value)}")
     if value.get("type") != "json_schema":
         raise BadRequest(f"{path}.type", f'{shown(value.get("type"))} is not "json_schema"')
     if "schema" not in value:
-        raise BadRequest(OUTPUT_SCHEMA, "is missing")
-    return _checked(value["schema"], OUTPUT_SCHEMA)
+        raise BadRequest(f"{path}.schema", "is missing")
+    return _checked(value["schema"], f"{path}.schema")
 
 
 def _named_schema(value: Any) -> Any:

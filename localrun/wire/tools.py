@@ -133,7 +133,8 @@ def _parameters(schema: dict[str, Any], path: str) -> dict[str, Any]:
         raise BadRequest(f"{path}.type", 'must be "object": arguments have names')
     if not isinstance(schema.get("properties", {}), dict):
         raise BadRequest(f"{path}.properties", "must be an object")
-    if not isinstance(schema.get("required", []), list):
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise BadRequest(f"{path}.required", "must be a list of names")
     return schema
 
@@ -163,7 +164,7 @@ def chosen(
         case {"type": "function", "name": str() as name}:
             find(tools, name, "tool_choice.name")
             return tools, ToolChoice(True, name, parallel)
-        case {"type": "allowed_tools", "allowed_tools": dict() as allowed}:
+        case {"type": "allowed_tools", "allowed_tools": allowed}:
             return _allowed(tools, allowed, parallel, "tool_choice.allowed_tools")
         case {"type": "allowed_tools"}:
             return _allowed(tools, choice, parallel, "tool_choice")
@@ -186,11 +187,13 @@ def find(tools: tuple[Tool, ...], name: str, path: str) -> Tool:
 
 
 def _allowed(
-    tools: tuple[Tool, ...], wire: dict[str, Any], parallel: bool, path: str
+    tools: tuple[Tool, ...], wire: Any, parallel: bool, path: str
 ) -> tuple[tuple[Tool, ...], ToolChoice]:
     """Some of the tools; the others are left out of the prompt, too. `wire` stands at `path`."""
-    mode, wanted = wire.get("mode") or "auto", wire.get("tools")
-    if mode not in ("auto", "required"):
+    if not isinstance(wire, dict):
+        raise BadRequest(path, "must be an object")
+    mode, wanted = wire.get("mode"), wire.get("tools")
+    if mode not in (None, "", "auto", "required"):
         raise BadRequest(f"{path}.mode", 'must be "auto" or "required"')
     if not isinstance(wanted, list) or not wanted:
         raise BadRequest(f"{path}.tools", "must be a list of tools")

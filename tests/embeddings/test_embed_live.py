@@ -177,7 +177,53 @@ def test_fewer_numbers_are_the_first_ones_at_length_1(vectors_daemon: Daemon) ->
     assert len(cut) == 64
     assert cosine(cut, whole[:64]) == pytest.approx(1)
     assert sum(x * x for x in cut) == pytest.approx(1)
-    assert embed(vectors_daemon, "fox", dimensions=5000)["embeddings"] == [whole]
+    assert embed(vectors_daemon, "fox", dimensions=len(whole))["embeddings"] == [whole]
+
+
+@pytest.mark.parametrize("path", ["/api/embed", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    ("dimensions", "words"),
+    [
+        (0, "must be at least 1"),
+        (-1, "must be at least 1"),
+        (385, "must be at most 384"),
+        (2**40, "must be at most 384"),
+        (True, "expected `int | null`, got `bool`"),
+        ("64", "expected `int | null`, got `str`"),
+        (64.5, "expected `int | null`, got `float`"),
+    ],
+)
+def test_a_length_that_a_vector_cannot_have_is_refused(
+    vectors_daemon: Daemon, path: str, dimensions: Any, words: str
+) -> None:
+    body = {"model": "minilm", "input": ["a", "b"], "dimensions": dimensions}
+    error = vectors_daemon.json("POST", path, body, status=400)["error"]
+    if path.startswith("/v1"):
+        assert error["param"] == "dimensions"
+        error = error["message"]
+    assert error.startswith(f"dimensions: {words}")
+
+
+def words(n: int) -> str:
+    """A text of so many tokens."""
+    return " ".join(["fox"] * n)
+
+
+@pytest.mark.parametrize(("model", "n_own"), [("minilm", 2), ("smol", 0)])
+@pytest.mark.parametrize("num_ctx", [1, 2])
+def test_a_window_smaller_than_any_text_keeps_its_first_token(
+    vectors_daemon: Daemon, model: str, n_own: int, num_ctx: int
+) -> None:
+    n_tokens = max(num_ctx, n_own + 1)
+    window = {"options": {"num_ctx": num_ctx}}
+    reply = embed(vectors_daemon, [words(20), ""], model, **window)
+    assert (reply["truncated"], reply["prompt_eval_count"]) == (True, n_tokens + max(n_own, 1))
+    whole, empty = vectors(vectors_daemon, [words(n_tokens - n_own), ""], model)
+    assert cosine(reply["embeddings"][0], whole) >= EQUAL
+    assert cosine(reply["embeddings"][1], empty) >= EQUAL
+    body = {"model": model, "input": [words(20)], "truncate": False, **window}
+    error = vectors_daemon.json("POST", "/api/embed", body, status=400)["error"]
+    assert f"exceeds the context length of {num_ctx}" in error
 
 
 def test_openai_s_route_gives_the_same_numbers_in_both_encodings(vectors_daemon: Daemon) -> None:
@@ -207,7 +253,6 @@ def test_the_older_route_has_one_vector(vectors_daemon: Daemon) -> None:
         ("/api/embed", {"input": [1, 2]}, "input[0]: invalid input type"),
         ("/api/embed", {"input": 7}, "input: invalid input type"),
         ("/api/embed", {"input": ["a", None]}, "input[1]: invalid input type"),
-        ("/api/embed", {"input": "a", "dimensions": -1}, "dimensions: must be at least 0"),
         ("/v1/embeddings", {"input": None}, "invalid input"),
         ("/v1/embeddings", {"input": []}, "invalid input"),
         ("/v1/embeddings", {"input": [[1, 2]]}, "token ids are not available"),

@@ -29,6 +29,7 @@ class ScriptedAnswer:
             self.script.put_nowait(step)
 
     n_prompt = 3
+    loosened: tuple[str, ...] = ()
 
     def __aiter__(self):
         return self

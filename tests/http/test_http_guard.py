@@ -269,7 +269,7 @@ def test_every_route_that_writes_to_the_store_counts_as_a_change(tmp_path):
     asks = {"/api/show", "/api/generate", "/api/chat", "/v1/chat/completions", "/v1/completions"}
     asks |= {"/api/tokenize", "/api/detokenize", "/api/embed", "/api/embeddings"}
     asks |= {
-        "/v1/responses",
+        *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
         "/v1/embeddings",
         "/v1/rerank",
         "/v1/messages",

@@ -17,6 +17,7 @@ from localrun.core import (
     Usage,
 )
 from localrun.errors import ContextOverflow, QueueFull, RunnerLost, ShuttingDown
+from localrun.http.origins import EXPOSE_HEADERS
 from localrun.http.streaming import AnswerResponse
 from localrun.wire.native_writer import NativeWriter
 from modelstore.errors import ModelNotFound
@@ -466,6 +467,27 @@ def test_a_slow_reader_pauses_the_answer_and_loses_nothing(tmp_path):
         exchange.is_reading.set()
         await task
         assert service.answer.n_taken == 101
+
+    run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_calls_are_not_held_to_is_named_in_a_header_of_plain_text(tmp_path, stream):
+    async def main():
+        service = ScriptedService(DONE)
+        service.answer.loosened = (
+            "f: properties.a.pattern",
+            "g: anyOf[0].é,\r\nSet-Cookie: x",
+            *(f"h: properties.p{n}" for n in range(100)),
+        )
+        _, headers, _ = await post(service, tmp_path, CHAT, stream=stream).run()
+        first, second, *others = headers["x-localrun-loosened-schemas"].split(", ")
+        assert first == "f: properties.a.pattern"
+        assert second == "g: anyOf[0].????Set-Cookie: x"
+        assert others == [f"h: properties.p{n}" for n in range(30)]
+        assert "X-Localrun-Loosened-Schemas" in EXPOSE_HEADERS["Access-Control-Expose-Headers"]
+        _, headers, _ = await post(ScriptedService(DONE), tmp_path, CHAT, stream=stream).run()
+        assert "x-localrun-loosened-schemas" not in headers
 
     run(main())
 

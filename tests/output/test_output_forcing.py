@@ -256,6 +256,17 @@ def test_all_but_what_no_grammar_can_say_holds(
     assert not allows(grammar, _call_of({"a": "x", "b": "x"}, "g"))
     told = [record.getMessage() for record in caplog.records]
     assert [("the tool f " in text, place in text) for text in told] == [(True, True)] * bool(place)
+    found = constraint(Markup(), tools=tools)
+    assert found is not None
+    assert (place in "".join(found.loosened), not found.loosened) == (True, not place)
+    assert all(one.startswith("f: ") for one in found.loosened)
+
+
+def test_places_that_are_told_of_many_tools_have_a_bound() -> None:
+    tools = tuple(Tool(f"f{n}", "", _both(pattern="(?=x)")) for n in range(50))
+    found = constraint(Markup(), tools=tools)
+    assert found is not None
+    assert found.loosened == tuple(f"f{n}: properties.a.pattern" for n in range(32))
 
 
 def test_a_strict_tool_is_held_to_in_whole_or_refused() -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from live import Daemon, wait_until, write_fake_model
 from response_events import Streamed, checked, parsed
@@ -252,6 +253,62 @@ def test_stored_responses_are_none(scripted: Daemon) -> None:
     for method, path in (("GET", "resp_1"), ("DELETE", "resp_1"), ("POST", "resp_1/cancel")):
         error = scripted.json(method, f"{PATH}/{path}", status=404)["error"]
         assert error["code"] == "unknown_url"
+
+
+def test_a_conversation_is_not_shortened_here(scripted: Daemon) -> None:
+    for body in (None, {"model": "plain", "input": "hi"}):
+        error = scripted.json("POST", f"{PATH}/compact", body, status=400)["error"]
+        assert error["type"] == "invalid_request_error"
+        assert "does not shorten conversations" in error["message"]
+    client = openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="x", max_retries=0)
+    with client, pytest.raises(openai.BadRequestError, match="truncation"):
+        client.responses.compact(model="plain", input="hi")
+
+
+# ---- tokens before they are sent
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": "hi"},
+        {"input": [{"role": "user", "content": "hi"}], "instructions": "Be brief."},
+        {"input": "hi", "tools": [TOOL]},
+        {"input": "hi", "tools": [TOOL], "tool_choice": "none"},
+        {"input": "hi", "text": {"format": {"type": "json_object"}}},
+    ],
+)
+def test_a_count_is_what_the_answer_is_charged(scripted: Daemon, fields: dict[str, Any]) -> None:
+    expected = whole(scripted, "echo", max_output_tokens=1, **fields)["usage"]["input_tokens"]
+    client = openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="x", max_retries=0)
+    with client:
+        counted = client.responses.input_tokens.count(model="echo", **fields)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", expected)
+
+
+def test_a_prompt_is_counted_also_beyond_the_window(scripted: Daemon) -> None:
+    body = {"model": "plain", "input": "x" * 9000}
+    reply = scripted.json("POST", f"{PATH}/input_tokens", body)
+    assert reply["input_tokens"] >= 9000
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "words"),
+    [
+        ({"model": "nope"}, 404, None, "nope"),
+        ({"input": None}, 400, "input", "is required"),
+        ({"previous_response_id": "resp_1"}, 400, "previous_response_id", "keeps no responses"),
+        ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type", "web_search"),
+        ({"tools": [TOOL]}, 400, "tools", "does not support tools"),
+    ],
+)
+def test_what_cannot_be_answered_is_not_counted(
+    scripted: Daemon, fields: dict[str, Any], status: int, param: str | None, words: str
+) -> None:
+    body = {"model": "plain", "input": "hi", **fields}
+    error = scripted.json("POST", f"{PATH}/input_tokens", body, status=status)["error"]
+    assert error["param"] == param
+    assert words in error["message"]
 
 
 # ---- clients that leave, and many of them

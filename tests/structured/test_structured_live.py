@@ -133,6 +133,40 @@ def test_a_forced_call_keeps_what_can_be_kept_and_the_log_tells_of_the_rest(daem
     wait_until(lambda: told in daemon.log(), "the place in the log")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_tells_what_a_forced_call_is_not_held_to(daemon: Daemon, stream: bool) -> None:
+    flat = {"type": "function", "name": "f", "parameters": PAIR}
+    tool = {"name": "f", "input_schema": PAIR}
+    for path, fields in (
+        ("/v1/chat/completions", forced(False)),
+        ("/v1/responses", {"input": QUESTION, "tools": [flat], "tool_choice": "required"}),
+        (
+            "/v1/messages",
+            {
+                "messages": [{"role": "user", "content": QUESTION}],
+                "tools": [tool],
+                "tool_choice": {"type": "any"},
+                "max_tokens": 9,
+            },
+        ),
+    ):
+        with daemon.open("POST", path, {**fields, "model": MODEL, "stream": stream}) as response:
+            assert response.status == 200, response.read()
+            told = response.headers["X-Localrun-Loosened-Schemas"]
+            assert told == "f: properties.a.uniqueItems"
+            response.read()
+
+
+def test_what_is_held_to_in_whole_has_no_such_header(daemon: Daemon) -> None:
+    free = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    bound = forced(False, properties={"a": {"type": "integer"}}, required=["a"]) | {"max_tokens": 9}
+    for body in (free, bound):
+        with daemon.open("POST", "/v1/chat/completions", body) as response:
+            assert response.status == 200, response.read()
+            assert "X-Localrun-Loosened-Schemas" not in response.headers
+            response.read()
+
+
 def test_a_strict_tool_is_refused_in_the_words_of_the_dialect(daemon: Daemon) -> None:
     error = daemon.json("POST", "/v1/chat/completions", forced(True), status=400)["error"]
     assert error["param"] == "tools[0].function.parameters.properties.a.uniqueItems"

@@ -5,14 +5,25 @@ from typing import Any
 
 import pytest
 
-from localrun.core import Call, ChatPrompt, Choice, Done, Message, Tool, ToolCall, ToolChoice, Usage
+from localrun.core import (
+    SCHEMA_PATH,
+    Call,
+    ChatPrompt,
+    Choice,
+    Done,
+    Message,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    Usage,
+)
 from localrun.errors import BadRequest, NotRemembered, Unsupported
 from localrun.wire.anthropic import MessageRequest, decode_count_tokens, decode_messages
 from localrun.wire.anthropic_writer import AnthropicWriter
-from localrun.wire.structure import OUTPUT_PLACES
 
 HI = [{"role": "user", "content": "hi"}]
 WEATHER = {"name": "weather", "description": "Tells it", "input_schema": {"type": "object"}}
+PLACES = {SCHEMA_PATH: "output_config.format.schema"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
 
 
@@ -38,7 +49,7 @@ def text(text: str) -> dict[str, Any]:
 def test_a_plain_request():
     request = decode()
     expected = ChatPrompt((Message("user", "hi"),), may_not_think=True)
-    assert request.call == Call("m", (expected,), {"num_predict": 9}, places=OUTPUT_PLACES)
+    assert request.call == Call("m", (expected,), {"num_predict": 9}, places=PLACES)
     assert (request.stream, request.ignored, request.shows_thinking) == (False, (), True)
 
 
@@ -82,6 +93,7 @@ def test_an_empty_system_text_is_none(system):
     assert prompt(system=system).messages == (Message("user", "hi"),)
 
 
+LOG = {"type": "text", "media_type": "text/plain", "data": "It broke."}
 CALL = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
 
@@ -132,7 +144,7 @@ THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
             ],
             [
                 Message("tool", "Rain", tool_call_id="t1"),
-                Message("tool", "Some", tool_call_id="t2"),
+                Message("tool", "The call failed.\n\nSome", tool_call_id="t2"),
                 Message("tool", "", tool_call_id="t3"),
                 Message("user", "And?"),
             ],
@@ -146,6 +158,28 @@ THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
 )
 def test_turns(role, content, expected):
     assert list(turns(*content, role=role)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "content"),
+    [
+        ({"content": "No such file"}, "The call failed.\n\nNo such file"),
+        ({"content": [text("No such "), text("file")]}, "The call failed.\n\nNo such file"),
+        (
+            {"content": [text("Look:"), {"type": "document", "source": {**LOG, "title": "x"}}]},
+            "The call failed.\n\nLook:\n\nIt broke.",
+        ),
+        ({"content": ""}, "The call failed."),
+        ({"content": []}, "The call failed."),
+        ({"content": None}, "The call failed."),
+        ({}, "The call failed."),
+        ({"content": "Rain", "is_error": False}, "Rain"),
+        ({"content": "Rain", "is_error": None}, "Rain"),
+    ],
+)
+def test_a_call_that_failed_says_so_and_loses_nothing(fields, content):
+    (result,) = turns({"type": "tool_result", "tool_use_id": "t1", "is_error": True, **fields})
+    assert result == Message("tool", content, tool_call_id="t1")
 
 
 def test_blocks_that_nobody_here_can_use_are_passed_over_and_named():
@@ -162,9 +196,6 @@ def test_blocks_that_nobody_here_can_use_are_passed_over_and_named():
 
 def document(source: Any, **more: Any) -> dict[str, Any]:
     return {"type": "document", "source": source, **more}
-
-
-LOG = {"type": "text", "media_type": "text/plain", "data": "It broke."}
 
 
 @pytest.mark.parametrize(

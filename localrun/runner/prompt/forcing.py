@@ -40,8 +40,10 @@ _SHARED_STEPS = tuple([key] for key in _SHARED)
 # keywords is found in a millisecond, what the engine refuses takes half a second at most.
 _LOOSENING_S = 1.0
 
-# Places that the log names, and characters of each.
+# Places of a tool that the log and the client are told, and characters of each.
 _MAX_SHOWN = 10
+# Of all tools; a header of the reply names them.
+_MAX_TOLD = 32
 _MAX_PLACE = 100
 
 _log = logging.getLogger(__name__)
@@ -65,19 +67,23 @@ def constraint_of(submit: Submit, style: Style, control_id: ControlId) -> Constr
     form = style.markup.form
     rules: list[str] = []
     ways: list[str] = []
+    loosened: list[str] = []
     if schema is not None and not choice.is_required:
         ways.append("schema")
         rules.append(f"schema: {_schema_rule(schema)}")
     if tools and (choice.is_required or form.is_json):
         ways.append("calls")
-        rules += _Calls(tools, form.writing, control_id, is_parallel=choice.is_parallel).rules()
+        calls = _Calls(tools, form.writing, control_id, is_parallel=choice.is_parallel)
+        rules += calls.rules()
+        loosened += calls.loosened
     answer = " | ".join(ways)
     if style.markup.is_harmony:
-        return Constraint("\n".join((*_harmony(control_id), f"answer: {answer}", *rules)))
+        grammar = "\n".join((*_harmony(control_id), f"answer: {answer}", *rules))
+        return Constraint(grammar, loosened=tuple(loosened))
     grammar = "\n".join((f"start: {answer}", *rules))
     is_quiet = isinstance(prompt, ChatPrompt) and prompt.think is False and not style.is_thinking
     tags = None if is_quiet else _tags(style.markup.tags, control_id)
-    return Constraint(grammar, tags, style.is_thinking)
+    return Constraint(grammar, tags, style.is_thinking, tuple(loosened))
 
 
 def _schema_rule(schema: str) -> str:
@@ -125,7 +131,7 @@ def _chosen(prompt: ChatPrompt) -> tuple[Tool, ...]:
 
 
 class _Calls:
-    """The rule `calls` and what it needs."""
+    """The rule `calls` and what it needs; `loosened` tells what it leaves out, once it is made."""
 
     def __init__(
         self,
@@ -139,13 +145,17 @@ class _Calls:
         self._writing = writing
         self._control_id = control_id
         self._is_parallel = is_parallel
+        self.loosened: list[str] = []
 
     def rules(self) -> list[str]:
         rules = [f"calls: {self._calls()}"]
         deadline_s = time.monotonic() + _LOOSENING_S
         rules.append("call: " + " | ".join(f"call_{n}" for n in range(len(self._tools))))
         for number, tool in enumerate(self._tools):
-            rules.append(f"call_{number}: {_call(tool, self._writing.arguments_key, deadline_s)}")
+            rule, gone = _call(tool, self._writing.arguments_key, deadline_s)
+            rules.append(f"call_{number}: {rule}")
+            room = _MAX_TOLD - len(self.loosened)
+            self.loosened += [f"{tool.name}: {place}" for place in gone[:room]]
         return rules
 
     def _calls(self) -> str:
@@ -177,8 +187,8 @@ def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _call(tool: Tool, arguments_key: str, deadline_s: float) -> str:
-    """A rule for a call, whose arguments match the tool's schema as far as a grammar can say it.
+def _call(tool: Tool, arguments_key: str, deadline_s: float) -> tuple[str, list[str]]:
+    """(a rule for a call, places of the tool's schema that its arguments are not held to).
 
     All of it is JSON by a schema: beside another schema, a text of our own would begin like it and
     leave the engine no way back. Raises BadRequest for a strict tool.
@@ -187,7 +197,7 @@ def _call(tool: Tool, arguments_key: str, deadline_s: float) -> str:
     if tool.strict_path:
         try:
             _check(parameters)
-            return _call_rule(tool.name, arguments_key, parameters)
+            return _call_rule(tool.name, arguments_key, parameters), []
         except BadRequest as error:
             path = below(tool.strict_path, error.path)
             raise BadRequest(path, f"{error.problem} (the tool is `strict`)") from None
@@ -197,15 +207,16 @@ def _call(tool: Tool, arguments_key: str, deadline_s: float) -> str:
     except BadRequest as error:
         gone.append(error.path)
         rule = _call_rule(tool.name, arguments_key, {})
+    places = list(map(_place, gone[:_MAX_SHOWN]))
     if gone:
-        places = ", ".join(map(_place, gone[:_MAX_SHOWN]))
         more = f" and {len(gone) - _MAX_SHOWN} more" if len(gone) > _MAX_SHOWN else ""
-        _log.warning("calls of the tool %s are not held to %s%s", tool.name, places, more)
-    return rule
+        shown = ", ".join(places) + more
+        _log.warning("calls of the tool %s are not held to %s", tool.name, shown)
+    return rule, places
 
 
 def _place(path: str) -> str:
-    """A path for the log: names are the client's, and may hold anything."""
+    """A path to be shown: names are the client's, and may hold anything."""
     shown = "".join(one if one.isprintable() else "?" for one in path[:_MAX_PLACE])
     return shown or "any of its schema"
 

@@ -44,6 +44,9 @@ class Questions:
         if wanted.query is not None and len(self._all_tokens("", wanted.query)) >= n_ctx:
             problem = f"leaves no room for a document in a context length of {n_ctx}; shorten it"
             raise BadRequest("query", problem)
+        if wanted.cuts and wanted.query is None:
+            # What is left of a text has to be one: its first token among the model's own.
+            n_ctx = max(n_ctx, 1 + len(self._vocab.whole_text("")))
         known: dict[str, int] = {}
         texts: list[list[int]] = []
         places: list[int] = []

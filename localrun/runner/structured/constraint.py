@@ -41,11 +41,14 @@ class Constraint:
     With `tags` the answer may think first. `is_thinking` when the prompt has opened the thinking
     already: then nothing is constrained up to the closing tag. Else the answer may begin with the
     opening tag, after white space, and is constrained at once if it does not.
+
+    `loosened` names what of the tools' schemas it leaves out: "tool: place in its schema".
     """
 
     grammar: str
     tags: ThinkTags | None = None
     is_thinking: bool = False
+    loosened: tuple[str, ...] = ()
 
 
 def json_grammar(schema: str) -> str:
