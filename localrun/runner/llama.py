@@ -297,13 +297,6 @@ class LlamaModel:
         """How likely tokens were; see `Model.likelihoods`."""
         return likelihoods(self._logits(), wanted)
 
-    def sample(self, chain: Any, row: int) -> int:
-        """What `chain` takes for output `row` of the last forward."""
-        if not 0 <= row < self._n_outputs:
-            raise ValueError(f"row {row} is not among the {self._n_outputs} outputs")
-        # Positive indices count the batch's rows, negative ones its outputs from the end.
-        return int(lib.llama_sampler_sample(chain, self._ctx, row - self._n_outputs))
-
     def _logits(self) -> NDArray[np.float32]:
         """(n_outputs, n_vocab) float32, in llama.cpp's memory, until the next forward."""
         address = _get_logits(self._ctx)
@@ -323,13 +316,15 @@ class LlamaModel:
         if matcher is not None and params.is_greedy:
             return GreedyMatched(matcher, self._row)
         sampler = LlamaSampler(
-            params, n_vocab=self.vocab.n_tokens, n_ctx=self.info.n_ctx, sample=self.sample
+            params, n_vocab=self.vocab.n_tokens, n_ctx=self.info.n_ctx, logits=self._row
         )
         if params.has_penalties:
             sampler.remember(prompt[-params.n_lookback(self.info.n_ctx) :])
-        return sampler if matcher is None else Matched(sampler, matcher, self._row)
+        return sampler if matcher is None else Matched(sampler, matcher)
 
     def _row(self, row: int) -> NDArray[np.float32]:
+        if not 0 <= row < self._n_outputs:
+            raise ValueError(f"row {row} is not among the {self._n_outputs} outputs")
         logits: NDArray[np.float32] = self._logits()[row]
         return logits
 

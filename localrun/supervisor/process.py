@@ -28,9 +28,9 @@ _CLOSE_TIMEOUT_S = 5.0
 _LONG_SPIN, _SHORT_SPIN = "3000000", "1000"
 
 # Saved KV is megabytes a piece. glibc would learn from the first one that is freed to keep such
-# pieces on its heap, where their memory never goes back to the system. With a threshold of its own
-# it no longer learns how much to keep for the next piece either: each token that is drawn would give
-# its candidates' memory back (3 MB with 262k tokens), which costs a millisecond of page faults.
+# pieces on its heap, where their memory never goes back to the system. But told so, it no longer
+# learns how much to keep for the next piece either: every draw would give the memory of its
+# candidates back (3 MB with 262k tokens), at the cost of a millisecond of page faults.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
 
 # A failed assertion would start a debugger, which takes seconds and buries the assertion.

@@ -190,6 +190,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "numpy": (
         "localrun.runner.llama",
         "localrun.runner.ggml.batch",
+        "localrun.runner.ggml.candidates",
         "localrun.runner.ggml.logits",
         "localrun.runner.ggml.matching",
         "localrun.runner.convert",

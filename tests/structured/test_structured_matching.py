@@ -40,11 +40,8 @@ class Fixed:
 
 @contextmanager
 def drawing(matcher: Fixed, **params: Any) -> Iterator[Matched]:
-    def sample(chain: Any, row: int) -> int:
-        raise AssertionError("a chain that samples by itself remembers what may not come")
-
-    chain = LlamaSampler(SamplingParams(**params), n_vocab=N, n_ctx=64, sample=sample)
-    sampler = Matched(chain, matcher, lambda _row: LOGITS)
+    chain = LlamaSampler(SamplingParams(**params), n_vocab=N, n_ctx=64, logits=lambda _row: LOGITS)
+    sampler = Matched(chain, matcher)
     yield sampler
     sampler.close()
 
@@ -99,6 +96,22 @@ def test_a_mask_is_made_only_where_the_first_draw_may_not_come() -> None:
         for _ in range(50):
             sampler.sample(0)
     assert (len(matcher.taken), matcher.n_masks) == (50, 0)
+
+
+def test_a_draw_in_vain_is_followed_by_another_of_the_rest_without_a_mask() -> None:
+    first, *rest = likeliest(8)
+    matcher = Fixed(rest)
+    with drawing(matcher, seed=1, **{**BARE, "top_k": 8, "logit_bias": {first: 5.0}}) as sampler:
+        drawn = {sampler.sample(0) for _ in range(50)}
+    assert matcher.n_masks == 0
+    assert len(drawn) > 1
+
+
+def test_after_some_draws_in_vain_there_is_one_mask() -> None:
+    matcher = Fixed(likeliest(N)[20:])
+    with drawing(matcher, temperature=0.0) as sampler:
+        assert sampler.sample(0) == likeliest(N)[20]
+    assert matcher.n_masks == 1
 
 
 def test_the_same_seed_draws_the_same_tokens() -> None:

@@ -1,6 +1,6 @@
 """Sampler chains of one step, in several threads where there are cores for them.
 
-A chain takes 70 to 350 µs a row inside llama.cpp, without the interpreter lock. Compute threads
+A chain takes 50 to 250 µs a row, nearly all of it without the interpreter lock. Compute threads
 wait for work by spinning, so a helper that shares a core with one of them gains nothing: only
 cores beyond the compute threads count.
 """

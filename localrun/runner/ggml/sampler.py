@@ -9,6 +9,8 @@ from typing import Any
 
 from localrun.core import SamplingParams
 from localrun.runner.ggml.binding import lib
+from localrun.runner.ggml.candidates import Candidates, Ids
+from localrun.runner.ggml.logits import Logits
 
 # -100 and 100 stand for never and always. Logits lie within some hundreds of each other, and a high
 # temperature divides what is added to them; among several tokens with 100 the model still chooses,
@@ -25,14 +27,12 @@ class LlamaSampler:
         *,
         n_vocab: int,
         n_ctx: int,
-        sample: Callable[[Any, int], int],
+        logits: Callable[[int], Logits],
     ) -> None:
-        """`sample` takes a token with this chain from an output row of the last forward.
-
-        What the chain consists of can be applied apart: `filters`, then `draw`.
-        """
-        self._sample = sample
-        self.filters = _chain()
+        """`logits` of an output row of the last forward."""
+        self.n_vocab = n_vocab
+        self._logits = logits
+        self._filters = _chain()
         self.draw = (
             lib.llama_sampler_init_greedy()
             if params.temperature <= 0
@@ -40,7 +40,7 @@ class LlamaSampler:
         )
         # A chain owns what is in it.
         self._chain = _chain()
-        lib.llama_sampler_chain_add(self._chain, self.filters)
+        lib.llama_sampler_chain_add(self._chain, self._filters)
         lib.llama_sampler_chain_add(self._chain, self.draw)
         self._add_filters(params, n_vocab, n_ctx)
 
@@ -71,7 +71,7 @@ class LlamaSampler:
         self._add(lib.llama_sampler_init_temp(params.temperature))
 
     def _add(self, sampler: Any) -> None:
-        lib.llama_sampler_chain_add(self.filters, sampler)
+        lib.llama_sampler_chain_add(self._filters, sampler)
 
     def remember(self, tokens: Sequence[int]) -> None:
         """Tells the penalties what came before."""
@@ -80,7 +80,17 @@ class LlamaSampler:
 
     def sample(self, row: int) -> int:
         """The token for output `row`; the chain remembers it."""
-        return self._sample(self._chain, row)
+        candidates = self.filtered(row)
+        candidates.apply(self.draw)
+        token, _ = candidates.selected
+        self.remember([token])
+        return token
+
+    def filtered(self, row: int, ids: Ids | None = None) -> Candidates:
+        """What the filters leave of all tokens of output `row`, or of `ids`: `draw` comes next."""
+        candidates = Candidates(self._logits(row), ids)
+        candidates.apply(self._filters)
+        return candidates
 
     def close(self) -> None:
         """Frees the chain."""
