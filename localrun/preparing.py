@@ -1,11 +1,11 @@
-"""A call → everything about it that can be known without a runner. Reads files; for threads.
+"""A call → everything about it that can be known without a runner.
 
+Reads files, so most of it is for threads; what was read once is looked at only, until it changes.
 Owns the order in which options count (defaults < GGUF < Modelfile < request) and what of a model's
 own texts comes along.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -17,13 +17,13 @@ from localrun.options import check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.placement.verdicts import Verdicts
 from localrun.spec import (
-    DEFAULT_N_BATCH,
     FAKE_ARCHITECTURE,
     KvLayout,
     LoadOptions,
     LoadSpec,
     model_key,
 )
+from modelstore.cache import LruCache
 from modelstore.gguf import Header, read_model_header
 from modelstore.names import ModelName
 from modelstore.records import Record
@@ -45,7 +45,7 @@ class ServiceDefaults:
     spreads: bool = False
     rpc_servers: tuple[str, ...] = ()
     tpot_target_ms: float | None = None
-    embed_batch: int = DEFAULT_N_BATCH
+    embed_batch: int | None = None
     embed_delay_s: float = 0.0
     deterministic: bool = False
     cuts_prompts: bool = True
@@ -64,7 +64,7 @@ class Work:
 
 
 class Preparing:
-    """Makes `Work` of calls. Its methods read files: to be run in worker threads."""
+    """Makes `Work` of calls. All methods but `at_once` read files: to be run in worker threads."""
 
     def __init__(self, store: Store, defaults: ServiceDefaults, verdicts: Verdicts) -> None:
         self._store = store
@@ -72,12 +72,39 @@ class Preparing:
         self._verdicts = verdicts
 
     def work(self, call: Call, devices: tuple[Device, ...], *, makes_text: bool) -> Work:
-        """Reads files: runs in a worker thread."""
+        """Raises errors of `localrun.errors` and `modelstore.errors`."""
         record = self._store.resolve(call.model)
+        self._check(call, record)
+        return self._work(call, record, _header(record), devices, makes_text=makes_text)
+
+    def at_once(self, call: Call, devices: tuple[Device, ...], *, makes_text: bool) -> Work | None:
+        """As `work` where nothing has changed since an earlier one of this model; None else.
+
+        Takes a tenth of a millisecond of `stat` calls: less than the way to a thread and back.
+        """
+        record = self._store.at_hand(call.model)
+        if record is None:
+            return None
+        self._check(call, record)
+        header = _header_at_hand(record)
+        if header is None:
+            return None
+        return self._work(call, record, header, devices, makes_text=makes_text)
+
+    def _check(self, call: Call, record: Record) -> None:
         if record.model_path is None or record.model_digest is None:
             raise Unsupported(call.model, call.capability)
         self._store.check_files(record)
-        header = _header(record)
+
+    def _work(
+        self,
+        call: Call,
+        record: Record,
+        header: Header,
+        devices: tuple[Device, ...],
+        *,
+        makes_text: bool,
+    ) -> Work:
         if header.is_embedding_model and makes_text:
             raise Unsupported(call.model, call.capability)
         own, _unknown = check_options(record.parameters, path="parameters")
@@ -138,24 +165,39 @@ class Preparing:
         return model_key(digest, tuple(str(path) for path in record.adapter_paths))
 
 
+# Headers are a few hundred kB at most; a machine serves a few models.
+_headers: LruCache[Header] = LruCache(64)
+
+
 def _header(record: Record) -> Header:
     """The model's header, after a look at all files that the engine will open.
 
     Raises InvalidGGUF for one that is damaged, also since it was looked at last.
     """
     for path in record.adapter_paths:
-        _checked_header((path,), _stamps((path,)))
-    return _checked_header(record.model_paths, _stamps(record.model_paths))
+        _read((path,))
+    return _read(record.model_paths)
 
 
-def _stamps(paths: tuple[Path, ...]) -> tuple[tuple[int, int], ...]:
-    found = (path.stat() for path in paths)
-    return tuple((one.st_size, one.st_mtime_ns) for one in found)
+def _read(paths: tuple[Path, ...]) -> Header:
+    stamps = _stamps(paths)
+    header = _headers.get(stamps)
+    if header is None:
+        header = read_model_header(paths)
+        _headers.put(stamps, header)
+    return header
 
 
-@lru_cache(maxsize=64)  # headers are a few hundred kB at most; a machine serves a few models
-def _checked_header(paths: tuple[Path, ...], _stamps: tuple[tuple[int, int], ...]) -> Header:
-    return read_model_header(paths)
+def _header_at_hand(record: Record) -> Header | None:
+    """What `_header` returns, if no file has to be opened for it."""
+    parts = (*((path,) for path in record.adapter_paths), record.model_paths)
+    *others, header = (_headers.get(_stamps(paths)) for paths in parts)
+    return None if None in others else header
+
+
+def _stamps(paths: tuple[Path, ...]) -> tuple[tuple[Path, int, int], ...]:
+    looks = [(path, path.stat()) for path in paths]
+    return tuple((path, look.st_size, look.st_mtime_ns) for path, look in looks)
 
 
 def _with_model_messages(prompt: Prompt, call_system: str | None, record: Record) -> Prompt:

@@ -221,7 +221,12 @@ class InferenceService:
 
     async def _work(self, call: Call, *, makes_text: bool = True) -> Work:
         devices = await self._devices()
-        return await asyncio.to_thread(self._preparing.work, call, devices, makes_text=makes_text)
+        work = self._preparing.at_once(call, devices, makes_text=makes_text)
+        if work is None:
+            work = await asyncio.to_thread(
+                self._preparing.work, call, devices, makes_text=makes_text
+            )
+        return work
 
     def _is_named(self, resident: Resident) -> bool:
         """Reads files."""

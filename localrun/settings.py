@@ -56,7 +56,7 @@ class Settings(Struct, frozen=True):
     registries: tuple[str, ...] = ()
     hf_token: str = ""
     tpot_target_ms: float | None = None
-    embed_batch: int = 512
+    embed_batch: int | None = None
     embed_delay_ms: float = 0.0
     deterministic: bool = False
     truncate: str = "drop"
@@ -264,9 +264,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "EMBED_BATCH",
         ("embed_batch",),
-        texts.count,
-        "512",
-        "tokens of texts that become vectors in one forward",
+        texts.auto(texts.count),
+        "auto",
+        "tokens of texts that become vectors in one forward; auto is 256 in RAM, 512 on a GPU",
         ollama=False,
     ),
     Setting(

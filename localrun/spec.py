@@ -73,7 +73,7 @@ class LoadSpec(Struct, frozen=True):
     `rpc_servers` (host:port) lend theirs.
 
     A model that `embeds` makes vectors and no text; up to `embed_batch` tokens of texts share a
-    forward, which waits up to `embed_delay_s` for more of them.
+    forward (None: as many as pay), which waits up to `embed_delay_s` for more of them.
 
     `kv_pool` tokens of all sequences together, None measures; `kv_layout` None and
     `flash_attention` None follow `verdict`, the result of an earlier self-test, if there is one.
@@ -106,7 +106,7 @@ class LoadSpec(Struct, frozen=True):
     tpot_target_ms: float | None = None
     admission: Admission = "continuous"
     embeds: bool = False
-    embed_batch: int = DEFAULT_N_BATCH
+    embed_batch: int | None = None
     embed_delay_s: float = 0.0
     verdict: Verdict | None = None
     asked: LoadOptions = LoadOptions()

@@ -167,6 +167,16 @@ class Store:
 
         return self._steady(found, path, read)
 
+    def at_hand(self, name: str | ModelName) -> Record | None:
+        """What `resolve` returns, if no file has to be opened for it; None else.
+
+        It takes some `stat` calls, so an event loop may ask. Raises: InvalidName.
+        """
+        try:
+            return self._records.get(self._stamp(*self._find(name)))
+        except ModelNotFound:
+            return None
+
     def exists(self, name: str | ModelName) -> bool:
         """Tells whether a manifest, good or broken, has this name. Raises: InvalidName."""
         return find_manifest(self._manifests, _parsed(name)) is not None

@@ -1,5 +1,7 @@
 """What the service makes of a call before any runner is needed: load spec, sampling, defaults."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +25,38 @@ from modelstore.store import Store
 def store(tmp_path: Path) -> Store:
     """A store with `m`, whose Modelfile asks for a window of 512."""
     store = Store(tmp_path / "models")
-    path = write_fake_model(tmp_path / "m.gguf", {"pieces": ["x"], "n_ctx_train": 2048})
-    request = CreateRequest(name="m", path=path, parameters={"num_ctx": 512, "num_batch": 64})
-    for _ in create(store, request, check_parameters=lambda parameters: parameters):
-        pass
+    add(store, "m", {"pieces": ["x"], "n_ctx_train": 2048}, {"num_ctx": 512, "num_batch": 64})
     return store
 
 
-def prepared(store: Store, verdicts: Verdicts, options: dict[str, Any], **defaults: Any) -> Any:
-    """The work that a chat with these options becomes."""
+def add(
+    store: Store, name: str, script: dict[str, Any], parameters: dict[str, Any] | None = None
+) -> None:
+    path = write_fake_model(store.root.parent / f"{name}.gguf", script)
+    request = CreateRequest(name=name, path=path, parameters=parameters or {})
+    for _ in create(store, request, check_parameters=lambda parameters: parameters):
+        pass
 
+
+def service_of(store: Store, verdicts: Verdicts, **defaults: Any) -> InferenceService:
     async def spawn() -> EmptyRunner[RunnerClient]:
         raise AssertionError("nothing is loaded here")
 
     residency = Residency(spawn, max_loaded=1, max_queue=1, keep_alive_s=1)
     placement = Defaults(None, n_threads=2, n_threads_max=2)
-    service = InferenceService(
+    return InferenceService(
         store, residency, ServiceDefaults(placement, n_parallel=4, **defaults), verdicts
     )
-    call = Call("m", (ChatPrompt((Message("user", "hi"),)),), options)
-    return service._preparing.work(call, (), makes_text=True)
+
+
+def chat(options: dict[str, Any]) -> Call:
+    return Call("m", (ChatPrompt((Message("user", "hi"),)),), options)
+
+
+def prepared(store: Store, verdicts: Verdicts, options: dict[str, Any], **defaults: Any) -> Any:
+    """The work that a chat with these options becomes."""
+    preparing = service_of(store, verdicts, **defaults)._preparing
+    return preparing.work(chat(options), (), makes_text=True)
 
 
 @pytest.fixture
@@ -107,3 +121,39 @@ def test_a_load_gets_the_verdict_of_an_earlier_one(store: Store, verdicts: Verdi
     again = prepared(store, verdicts, {}).spec
     assert again.verdict == verdict
     assert spec.covers(again)
+
+
+# ---- what was read before
+
+
+def test_what_was_read_before_needs_no_thread(store: Store, verdicts: Verdicts) -> None:
+    preparing = service_of(store, verdicts)._preparing
+    call = chat({"num_ctx": 100})
+    assert preparing.at_once(call, (), makes_text=True) is None
+    work = preparing.work(call, (), makes_text=True)
+    assert preparing.at_once(call, (), makes_text=True) == work
+
+
+def _touch_weights(store: Store) -> None:
+    path = store.resolve("m").model_path
+    assert path is not None
+    os.utime(path, ns=(1, 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: store.delete("m"),
+        lambda store: store.copy("other", "m"),
+        _touch_weights,
+    ],
+    ids=["removed", "replaced", "other weights"],
+)
+def test_what_has_changed_is_read_again(
+    store: Store, verdicts: Verdicts, change: Callable[[Store], Any]
+) -> None:
+    add(store, "other", {"pieces": ["y"], "n_ctx_train": 64})
+    preparing = service_of(store, verdicts)._preparing
+    preparing.work(chat({}), (), makes_text=True)
+    change(store)
+    assert preparing.at_once(chat({}), (), makes_text=True) is None

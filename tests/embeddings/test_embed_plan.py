@@ -4,6 +4,7 @@ import math
 import struct
 
 import pytest
+from msgspec import structs
 
 from localrun.runner.engine.embedder import plan_rows
 from localrun.runner.engine.layout import ModelFacts, embedding_shape
@@ -56,6 +57,31 @@ def test_a_text_that_sees_ahead_has_a_forward_as_long_as_its_window() -> None:
     shape = embedding_shape(SPEC, facts(n_vocab=30_000, pooling="mean", is_causal=False), 2048)
     assert (shape.n_ctx, shape.n_rows, shape.n_cells) == (2048, 2048, 2048)
     assert not shape.can_split
+
+
+@pytest.mark.parametrize(
+    ("embed_batch", "is_on_cpu", "n_ctx", "n_rows", "n_shared"),
+    [
+        (None, True, 512, 512, 256),
+        (None, False, 512, 512, 512),
+        (None, True, 4096, 4096, 256),  # a long text has a forward, several have a smaller one
+        (64, True, 512, 512, 64),
+        (1024, True, 512, 1024, 1024),
+        (8, True, 16, 32, 8),
+    ],
+)
+def test_texts_share_as_many_rows_as_pay(
+    embed_batch: int | None, is_on_cpu: bool, n_ctx: int, n_rows: int, n_shared: int
+) -> None:
+    spec = structs.replace(SPEC, embed_batch=embed_batch)
+    known = facts(n_vocab=30_000, pooling="mean", is_causal=False, is_on_cpu=is_on_cpu)
+    shape = embedding_shape(spec, known, n_ctx)
+    assert (shape.n_rows, shape.n_shared) == (n_rows, n_shared)
+
+
+def test_a_text_that_shares_no_forward_has_all_its_rows() -> None:
+    known = facts(n_vocab=30_000, is_quantized=True, is_on_cpu=True)
+    assert embedding_shape(SPEC, known, 4096).n_shared == 512
 
 
 def test_a_text_that_sees_back_only_goes_on_behind_its_first_rows() -> None:

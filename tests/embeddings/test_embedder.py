@@ -113,6 +113,15 @@ def test_a_long_text_has_one_vector_however_it_is_split(
     assert sum(n for n, _ in b.forwards) == 202
 
 
+def test_several_texts_have_smaller_forwards_than_a_long_one(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(pooling="mean", is_causal=False, batch=32)
+    b.add(1, *([n] * 16 for n in range(5)), list(range(100)), n_ctx=128)
+    assert len(rows_of(b.run()[1])) == 6
+    assert b.forwards == [(32, 2), (32, 2), (16, 1), (100, 1)]
+
+
 def test_a_text_that_sees_ahead_is_never_split(bench: Callable[..., Bench]) -> None:
     b = bench(pooling="mean", is_causal=False)
     b.add(1, list(range(100)), [1], n_ctx=128)

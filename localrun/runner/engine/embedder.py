@@ -155,7 +155,7 @@ class Embedder:
                 self._fail(job, LoadFailed(str(error)))
             return True
         shape = context.shape
-        n_rows = shape.n_rows
+        n_rows = shape.n_shared
         if budget_s is not None:
             n_rows = min(n_rows, max(_ROWS_MIN, int(budget_s / self._row_s)))
         n_left = [text.n_left for text in self._waiting[: shape.n_ids]]
