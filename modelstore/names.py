@@ -9,6 +9,7 @@ purpose: Hugging Face's users may have a dot in their names.
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from modelstore.errors import InvalidName
 
@@ -46,6 +47,7 @@ class ModelName:
     tag: str
 
     @staticmethod
+    @lru_cache(maxsize=1024)  # each request names its model, and mostly the same one
     def parse(text: str) -> "ModelName":
         """Completes `text` with the defaults.
 
