@@ -170,10 +170,11 @@ class Store:
     def at_hand(self, name: str | ModelName) -> Record | None:
         """What `resolve` returns, if no file has to be opened for it; None else.
 
-        It takes some `stat` calls, so an event loop may ask. Raises: InvalidName.
+        It takes one `stat`, so an event loop may ask. Raises: InvalidName.
         """
+        wanted = _parsed(name)  # a name in other spelling is found by looking around only
         try:
-            return self._records.get(self._stamp(*self._find(name)))
+            return self._records.get(self._stamp(wanted, self._manifests.joinpath(*wanted.parts)))
         except ModelNotFound:
             return None
 

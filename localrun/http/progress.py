@@ -9,11 +9,12 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from localrun.http.errors import error_response, fault_of
-from localrun.http.streaming import READER_STALL_S, ReaderStalled, Sender, while_connected
+from localrun.http.streaming import READER_STALL_S, ReaderStalled, Sender, outcome
 from localrun.http.threads import StepsInThread
 from localrun.wire.native_models import encode_progress, encode_struct
 from localrun.wire.native_writer import CONTENT_TYPE
@@ -47,7 +48,8 @@ class ProgressResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._serve(scope, receive, send))
+            with contextlib.suppress(ClientDisconnect):
+                await outcome(receive, self._serve(scope, receive, send))
         finally:
             try:
                 await self._on_end()

@@ -73,43 +73,35 @@ class AnswerBroken(Exception):
     """An answer ended without all its `Done`s: a fault of ours, never the client's."""
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work` to its end, or cancels it as soon as the client hangs up.
-
-    The request's body must have been read. Raises what `work` raises.
-    """
-    task = asyncio.ensure_future(work)
-    hangup = asyncio.ensure_future(_hangup(receive))
-    try:
-        await asyncio.wait((task, hangup), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await _end(task)
-        await _end(hangup)
-    if not task.cancelled():
-        task.result()
-
-
 async def outcome(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Raises what it raises, and ClientDisconnect as soon as that happens."""
-    results: list[T] = []
+    """What `work` returns; it is cancelled as soon as the client hangs up.
 
-    async def run() -> None:
-        results.append(await work)
+    The request's body must have been read. Raises what `work` raises, and ClientDisconnect.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    has_left = False
 
-    await while_connected(receive, run())
-    if not results:
-        raise ClientDisconnect
-    return results[0]
+    async def watch() -> None:
+        nonlocal has_left
+        with contextlib.suppress(Exception):  # whatever it is, nobody can be answered
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        has_left = True
+        # `work` stands at some `await` of its own now, so that is where this arrives.
+        task.cancel()
 
-
-async def _hangup(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _end(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if has_left and task.cancelling() == 1:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watching.cancel()
+        if has_left:
+            task.uncancel()
 
 
 class Sender:
@@ -208,7 +200,8 @@ class AnswerResponse:
         self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._serve(scope, receive, send))
+        with contextlib.suppress(ClientDisconnect):
+            await outcome(receive, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.closing(Sender(send, self._stall_s)) as sender:
