@@ -24,7 +24,8 @@ _CLOSE_TIMEOUT_S = 5.0
 # loaded, so it is set at the spawn. Waking a sleeper is slow: alone, a long spin decodes 3 to 5 %
 # faster, and three times faster beside another busy process. But two long spinners on the same
 # cores hold each other up (prefill 40 to 90 rows/s instead of 215 each), while a long and a short
-# one get on (130 and 219). So only a runner that starts alone spins long.
+# one get on (130 and 219). So only a runner that starts alone spins long, and none for vectors: its
+# forwards are long, and the daemon has much to do beside them (short: 5 % more texts a second).
 _LONG_SPIN, _SHORT_SPIN = "3000000", "1000"
 
 # Saved KV is megabytes a piece. glibc would learn from the first one that is freed to keep such
@@ -47,12 +48,12 @@ class RunnerProcess:
         self._log_task = asyncio.create_task(self._read_log())
 
     @classmethod
-    async def spawn(cls, *, is_alone: bool) -> "RunnerProcess":
-        """Starts `python -m localrun.runner`; `is_alone` when no other runner is there.
+    async def spawn(cls, *, spins_long: bool) -> "RunnerProcess":
+        """Starts `python -m localrun.runner`, whose compute threads may spin for long or not.
 
         Raises OSError when no process can be made. A cancelled spawn leaves none.
         """
-        spin = {"GOMP_SPINCOUNT": _LONG_SPIN if is_alone else _SHORT_SPIN}
+        spin = {"GOMP_SPINCOUNT": _LONG_SPIN if spins_long else _SHORT_SPIN}
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)

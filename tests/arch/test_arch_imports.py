@@ -137,6 +137,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.memory",
         "localrun.loopback",
         "localrun.settings",
+        "localrun.spec",
         "localrun.units",
         "localrun.placement",
         "localrun.residency",
