@@ -55,11 +55,12 @@ class EmbeddingsApi:
     async def openai(self, request: ApiRequest) -> Response:
         """Vectors as OpenAI's clients want them."""
         wanted = await request.decoded(decode_openai_embeddings)
-        return await self._answer(
-            request,
-            wanted,
-            lambda found: encode_openai_embeddings(wanted.call.model, found, wanted.encoding),
-        )
+
+        def encode(found: Vectors) -> bytes:
+            check_n_dims(wanted.wanted, found)
+            return encode_openai_embeddings(wanted.call.model, found, wanted.encoding)
+
+        return await self._answer(request, wanted, encode)
 
     async def rerank(self, request: ApiRequest) -> Response:
         """How well texts answer a query."""
@@ -83,7 +84,6 @@ class EmbeddingsApi:
 
         # Nobody waits for a load, or for thousands of texts, who has left.
         vectors = await outcome(request.receive, embed())
-        check_n_dims(wanted.wanted, vectors)
         if len(vectors.data) > _INLINE_BYTES:
             document = await asyncio.to_thread(encode, vectors)
         else:

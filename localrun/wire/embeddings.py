@@ -87,7 +87,8 @@ def decode_embed(body: bytes) -> EmbedRequest:
     wire = decode(_EMBED, body)
     texts = _texts(wire.input) if wire.input not in (None, "", []) else ()
     cuts = wire.truncate is not False
-    wanted = EmbedTexts(texts, cuts=cuts, n_dims=_n_dims(wire.dimensions))
+    # Source: Ollama: 0 is all of them, and so is more than there are.
+    wanted = EmbedTexts(texts, cuts=cuts, n_dims=_n_dims(wire.dimensions, least=0))
     return _native_request(wire, body, wanted)
 
 
@@ -111,7 +112,7 @@ def decode_openai_embeddings(body: bytes) -> EmbedRequest:
     model = required_model(wire.model, "model")
     if wire.input is None or wire.input == []:
         raise BadRequest("input", "invalid input: a text or a list of texts is required")
-    wanted = EmbedTexts(_texts(wire.input), n_dims=_n_dims(wire.dimensions))
+    wanted = EmbedTexts(_texts(wire.input), n_dims=_n_dims(wire.dimensions, least=1))
     encoding = _encoding(wire.encoding_format)
     return EmbedRequest(Call(model), wanted, tuple(without_effect(body, wire)), encoding)
 
@@ -148,14 +149,14 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _n_dims(dimensions: int | None) -> int:
-    if dimensions is not None and dimensions < 1:
-        raise BadRequest("dimensions", "must be at least 1; leave it out for all of them")
+def _n_dims(dimensions: int | None, *, least: int) -> int:
+    if dimensions is not None and dimensions < least:
+        raise BadRequest("dimensions", f"must be at least {least}; leave it out for all of them")
     return dimensions or 0
 
 
 def check_n_dims(wanted: EmbedTexts, found: Vectors) -> None:
-    """Raises BadRequest when vectors are shorter than they are wanted.
+    """Raises BadRequest when vectors are shorter than they are wanted, as OpenAI does.
 
     How long a model's are, nobody knows before.
     """

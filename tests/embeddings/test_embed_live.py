@@ -180,17 +180,26 @@ def test_fewer_numbers_are_the_first_ones_at_length_1(vectors_daemon: Daemon) ->
     assert embed(vectors_daemon, "fox", dimensions=len(whole))["embeddings"] == [whole]
 
 
-@pytest.mark.parametrize("path", ["/api/embed", "/v1/embeddings"])
+@pytest.mark.parametrize("dimensions", [0, 385, 2**40])
+def test_natively_more_numbers_than_there_are_are_all_of_them(
+    vectors_daemon: Daemon, dimensions: int
+) -> None:
+    (found,) = embed(vectors_daemon, "fox", dimensions=dimensions)["embeddings"]
+    assert len(found) == 384
+
+
 @pytest.mark.parametrize(
-    ("dimensions", "words"),
+    ("path", "dimensions", "words"),
     [
-        (0, "must be at least 1"),
-        (-1, "must be at least 1"),
-        (385, "must be at most 384"),
-        (2**40, "must be at most 384"),
-        (True, "expected `int | null`, got `bool`"),
-        ("64", "expected `int | null`, got `str`"),
-        (64.5, "expected `int | null`, got `float`"),
+        ("/v1/embeddings", 0, "must be at least 1"),
+        ("/v1/embeddings", -1, "must be at least 1"),
+        ("/v1/embeddings", 385, "must be at most 384"),
+        ("/v1/embeddings", 2**40, "must be at most 384"),
+        ("/v1/embeddings", True, "expected `int | null`, got `bool`"),
+        ("/api/embed", -1, "must be at least 0"),
+        ("/api/embed", True, "expected `int | null`, got `bool`"),
+        ("/api/embed", "64", "expected `int | null`, got `str`"),
+        ("/api/embed", 64.5, "expected `int | null`, got `float`"),
     ],
 )
 def test_a_length_that_a_vector_cannot_have_is_refused(
