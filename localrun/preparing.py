@@ -111,13 +111,16 @@ class Preparing:
         defaults = {"deterministic": self._defaults.deterministic}
         load_options, sampling = merge([defaults, own, call.options])
         sampling = msgspec.structs.replace(sampling, top_logprobs=call.top_logprobs)
+        template = call.template or None
+        if template is None and call.prompts:
+            template = active_template(record, header).go
         return Work(
             self._load_spec(record, header, load_options, devices),
             record.name.display(),
             tuple(_with_model_messages(prompt, call.system, record) for prompt in call.prompts),
             sampling,
             Overflow(self._defaults.cuts_prompts if call.cuts is None else call.cuts, call.shifts),
-            call.template or active_template(record, header).go,
+            template,
         )
 
     def _load_spec(

@@ -42,6 +42,9 @@ class Bodies:
 
     async def decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """What `decode` makes of the body. Raises BodyTooSlow, and what it and reading raise."""
+        announced = request.headers.get("content-length")
+        if announced and announced.isdecimal() and int(announced) <= self._large_bytes:
+            return decode(await request.body())
         async with AsyncExitStack() as held:
             body = await self._read(request, held)
             if len(body) > self._large_bytes:

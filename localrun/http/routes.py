@@ -4,7 +4,7 @@ Owns paths, methods and which dialect a path answers in; nothing here decides an
 Source: Ollama `server/routes.go` (texts and statuses of unknown routes and methods).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,7 +142,7 @@ def build_app(
         for methods, path, handler in table(service, store, diagnose, registries or Registries())
     ]
     # A bare router: Starlette's own middleware wraps `send` twice for errors that never get there.
-    router = Router(routes, default=_not_found, lifespan=life.lifespan, redirect_slashes=False)
+    router = _Router(routes, default=_not_found, lifespan=life.lifespan, redirect_slashes=False)
     return Guard(
         CleanPaths(router, routes),
         Origins(settings.origins),
@@ -189,6 +189,21 @@ class _Route(Route):
             await _unrouted(error, "405 method not allowed")(scope, receive, send)
         else:
             await self.app(scope, receive, send)
+
+
+class _Router(Router):
+    """Starlette's, which tries one route after the other, with a table in front of it."""
+
+    def __init__(self, routes: Sequence[_Route], **options: Any) -> None:
+        super().__init__(routes, **options)
+        self._plain = {route.path: route for route in routes if not route.param_convertors}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._plain.get(scope["path"]) if scope["type"] == "http" else None
+        if route is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await route.handle(scope, receive, send)
 
 
 async def _root(request: ApiRequest) -> Response:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from live import write_fake_model
 
 from localrun.core import Call, ChatPrompt, Message
@@ -157,3 +158,12 @@ def test_what_has_changed_is_read_again(
     preparing.work(chat({}), (), makes_text=True)
     change(store)
     assert preparing.at_once(chat({}), (), makes_text=True) is None
+
+
+def test_an_empty_template_is_none_of_its_own(store: Store, verdicts: Verdicts) -> None:
+    preparing = service_of(store, verdicts)._preparing
+    plain, empty = (
+        preparing.work(structs.replace(chat({}), template=text), (), makes_text=True)
+        for text in (None, "")
+    )
+    assert plain.template == empty.template
