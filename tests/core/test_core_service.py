@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 from live import write_fake_model
+from msgspec import structs
 
 from localrun.core import Call, ChatPrompt, Message
 from localrun.placement.fit import Defaults
