@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from localrun.core import Call, Done, Event
-from localrun.errors import BadRequest, RunnerLost, Unsupported
+from localrun.errors import BadRequest, ModelStopped, RunnerLost, Unsupported
 from localrun.ipc.messages import Submit
 from localrun.preparing import Work
 from localrun.residency.entry import Lease
@@ -73,7 +73,8 @@ class CallAnswer:
     async def __anext__(self) -> Event:
         assert self._choices is not None
         try:
-            event = await anext(self._choices)
+            with in_words_of(self._call):
+                event = await anext(self._choices)
         except RunnerLost as error:
             await self._try_again(error)
             return await self.__anext__()
@@ -189,3 +190,6 @@ def in_words_of(call: Call) -> Iterator[None]:
         raise Unsupported(call.model, error.capability, path) from None
     except BadRequest as error:
         raise BadRequest(_client_path(error.path, call), error.problem) from None
+    except ModelStopped as error:
+        # Several names may lead to the weights that were stopped.
+        raise ModelStopped(call.model, error.grace_s) from None

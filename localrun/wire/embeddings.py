@@ -89,20 +89,23 @@ def decode_embed(body: bytes) -> EmbedRequest:
     cuts = wire.truncate is not False
     # Source: Ollama: 0 is all of them, and so is more than there are.
     wanted = EmbedTexts(texts, cuts=cuts, n_dims=_n_dims(wire.dimensions, least=0))
-    return _native_request(wire, body, wanted)
+    return _native_request(wire, body, wanted, {})
 
 
 def decode_embeddings(body: bytes) -> EmbedRequest:
     """The request of POST /api/embeddings, for one text, which is not cut. Raises BadRequest."""
     wire = decode(_EMBEDDINGS, body)
     wanted = EmbedTexts((wire.prompt,) if wire.prompt else (), cuts=False)
-    return _native_request(wire, body, wanted)
+    return _native_request(wire, body, wanted, {"input[0]": "prompt"})
 
 
-def _native_request(wire: _Native, body: bytes, wanted: EmbedTexts) -> EmbedRequest:
+def _native_request(
+    wire: _Native, body: bytes, wanted: EmbedTexts, places: dict[str, str]
+) -> EmbedRequest:
     options, unknown = checked_options(wire.options)
     keep_s = keep_alive_s(wire.keep_alive)
-    call = Call(required_model(wire.model), options=options, keep_alive_s=keep_s)
+    model = required_model(wire.model)
+    call = Call(model, options=options, keep_alive_s=keep_s, places=places)
     return EmbedRequest(call, wanted, tuple(unknown + without_effect(body, wire)))
 
 

@@ -261,6 +261,7 @@ def test_the_older_route_has_one_vector(vectors_daemon: Daemon) -> None:
     [
         ("/api/embed", {"input": [1, 2]}, "input[0]: invalid input type"),
         ("/api/embed", {"input": 7}, "input: invalid input type"),
+        ("/api/embeddings", {"prompt": "fox " * 600}, "prompt: "),
         ("/api/embed", {"input": ["a", None]}, "input[1]: invalid input type"),
         ("/v1/embeddings", {"input": None}, "invalid input"),
         ("/v1/embeddings", {"input": []}, "invalid input"),

@@ -1,6 +1,7 @@
 """Token bytes → events: stop strings, thinking, calls and log-probabilities together."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,14 @@ def joined(found: Sequence[Delta], kind: type[TextDelta | ThinkingDelta]) -> str
 
 def slices(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def test_a_stop_string_has_no_part_in_calls_that_have_to_be_made() -> None:
+    call = b'<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    for stop in ("}", '"', "n"):
+        found, answer = events(slices(call, 3), replace(BOTH, is_forced=True), (stop,))
+        assert [event.call.name for event in found if isinstance(event, ToolCallDelta)] == ["now"]
+        assert not answer.is_stopped
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

@@ -52,3 +52,12 @@ def test_the_same_seed_draws_the_same_tokens(
         lib.llama_sampler_sample(theirs._chain, model._ctx, row - 2) for _ in range(30)
     ]
     assert len(set(drawn)) > 1
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32, 2**63 - 1])
+def test_every_seed_repeats_its_draws(model: LlamaModel, seed: int) -> None:
+    runs = []
+    for _ in range(2):
+        sampler = model.sampler(SamplingParams(seed=seed, temperature=2.0), [])
+        runs.append([sampler.sample(0) for _ in range(30)])
+    assert runs[0] == runs[1]

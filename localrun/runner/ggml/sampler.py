@@ -113,4 +113,5 @@ def _biases(by_token: dict[int, float]) -> Any:
 
 def _seed(seed: int) -> int:
     """32 bits for llama.cpp; -1 (and every negative number, as in Ollama) draws them."""
-    return int.from_bytes(os.urandom(4), "little") if seed < 0 else seed & 0xFFFFFFFF
+    # The largest of them would make llama.cpp draw one of its own.
+    return int.from_bytes(os.urandom(4), "little") if seed < 0 else (seed & 0xFFFFFFFF) % 0xFFFFFFFF

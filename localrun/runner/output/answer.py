@@ -21,7 +21,9 @@ class AnswerReader:
         self._style = None if style.is_plain else style
         # Most answers are text and nothing else.
         self._reader: Reader | None = None if style.is_plain else reader_of(style)
-        self._detokenizer = Detokenizer(stop)
+        # How a call is written nobody sees, so where the answer has to be calls a stop string would
+        # end what was not meant, and leave nothing of it.
+        self._detokenizer = Detokenizer(() if style.is_forced else stop)
         self._alignment = Alignment() if has_logprobs else None
         self._n_calls = 0
 
