@@ -11,7 +11,7 @@ from localrun.core import (
     ToolChoice,
 )
 from localrun.ipc.messages import Submit
-from localrun.runner.fake import FakeVocab, Script
+from localrun.runner.fake_script import FakeVocab, Script
 from localrun.runner.prompt.composer import Composer, Prepared
 
 WEATHER = Tool(

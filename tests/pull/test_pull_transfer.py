@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from faulty_server import QUICK, Asked, Fault, FaultyRegistry
 from live import wait_until
-from transfer_steps import SIZE, Make, followed, leftovers, offer, only, threads_of
+from transfer_steps import SIZE, Make, arrives, followed, leftovers, offer, only, threads_of
 
 from modelstore.digest import Digest
 from modelstore.errors import (
@@ -55,8 +55,7 @@ def test_one_flipped_byte_costs_less_than_the_file_again(
 
     name = offer(registry, data)
     registry.plan = only(data, flip_once)
-    assert followed(puller.pull(name))[-1].status == "success"
-    assert puller.store.blobs.path(Digest.of(data)).read_bytes() == data
+    arrives(puller, name, data)
     assert registry.n_bytes < 2 * len(data)
 
 
@@ -92,8 +91,7 @@ def test_a_whole_file_in_the_middle_starts_at_offset_0(
     data = gguf(SIZE)
     name = offer(registry, data)
     registry.plan = only(data, lambda asked: Fault(whole=True) if asked.number in (3, 5) else None)
-    assert followed(puller.pull(name))[-1].status == "success"
-    assert puller.store.blobs.path(Digest.of(data)).read_bytes() == data
+    arrives(puller, name, data)
 
 
 def test_a_stream_without_ranges_that_breaks_starts_again(
@@ -104,8 +102,7 @@ def test_a_stream_without_ranges_that_breaks_starts_again(
     registry.plan = only(
         data, lambda asked: Fault(whole=True, reset_at=2_000_000 if asked.number < 2 else None)
     )
-    assert followed(puller.pull(name))[-1].status == "success"
-    assert puller.store.blobs.path(Digest.of(data)).read_bytes() == data
+    arrives(puller, name, data)
 
 
 def test_stalls_and_resets_are_tried_again_from_the_last_good_byte(
@@ -230,8 +227,7 @@ def test_a_disk_that_fills_up_ends_the_pull_and_nothing_else(
         followed(puller.pull(name))
     assert puller.store.list() == []
     room[0] = 2 * SIZE
-    assert followed(puller.pull(name))[-1].status == "success"
-    assert puller.store.blobs.path(Digest.of(data)).read_bytes() == data
+    arrives(puller, name, data)
 
 
 @pytest.mark.soak

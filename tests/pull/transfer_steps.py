@@ -8,6 +8,7 @@ from faulty_server import Asked, Fault, FaultyRegistry
 
 from modelstore.digest import Digest
 from modelstore.manifest import MODEL_TYPE
+from modelstore.pull import Puller
 from modelstore.sources import Progress
 from modelstore.store import Store
 
@@ -36,6 +37,12 @@ def followed(steps: Iterator[Progress]) -> list[Progress]:
             assert (step.completed or 0) >= most.get(step.digest, 0)
             most[step.digest] = step.completed or 0
     return seen
+
+
+def arrives(puller: Puller, name: str, data: bytes) -> None:
+    """A pull ends well, and the blob is what it should be."""
+    assert followed(puller.pull(name))[-1].status == "success"
+    assert puller.store.blobs.path(Digest.of(data)).read_bytes() == data
 
 
 def leftovers(store: Store) -> list[str]:
