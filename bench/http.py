@@ -30,7 +30,7 @@ from bench.rig import commit, say
 from bench.servers import clean_environment
 from cli.bench.answers import Answer, Endpoint, Request
 from cli.bench.client import ask
-from localrun.runner.fake import SCRIPT_KEY
+from localrun.runner.fake_script import SCRIPT_KEY
 from localrun.spec import FAKE_ARCHITECTURE
 
 _PATHS = ("/api/version", "/api/tags", "/v1/models")

@@ -20,7 +20,8 @@ import gguf
 from localrun.core import RawPrompt, SamplingParams
 from localrun.ipc.messages import Outbox, Submit, encode
 from localrun.runner.engine.engine import Engine
-from localrun.runner.fake import SCRIPT_KEY, FakeModel
+from localrun.runner.fake import FakeModel
+from localrun.runner.fake_script import SCRIPT_KEY
 from localrun.runner.prompt.prepare import Prepared
 from localrun.runner.text import TextMessage, TextThread
 from localrun.spec import FAKE_ARCHITECTURE, LoadSpec

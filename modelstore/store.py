@@ -1,31 +1,25 @@
 """The store of models in one folder: Ollama's layout, kept consistent.
 
-Owns the manifest tree (`manifests/<host>/<namespace>/<model>/<tag>`), the matching of names without
-regard to case, and the decision which blobs are still needed. Reading takes no lock and survives
-any broken file; changes take the inter-process lock and are written through `commit`.
+Owns every change of the manifest tree (`manifests/<host>/<namespace>/<model>/<tag>`), and the
+decision which blobs are still needed. Changes take the inter-process lock; reading, which is
+`catalogue`'s, takes none.
 Source: Ollama's store layout. A folder without our marker is used, but pruned only when asked to.
 """
 
 import builtins
 import contextlib
-import hashlib
-import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from modelstore.blobs import Blobs
-from modelstore.cache import LruCache
+from modelstore.catalogue import Catalogue, Survey
 from modelstore.digest import Digest
 from modelstore.errors import (
     BlobNotFound,
     ChangedFile,
-    CorruptManifest,
     DownloadUnderway,
     IncompleteModel,
     ModelNotFound,
@@ -36,12 +30,7 @@ from modelstore.files import current_user, make_folders, sync_folder, write_atom
 from modelstore.inventory import Piece, is_for, pieces
 from modelstore.keep import Keep, Ongoing, Pins
 from modelstore.locks import StoreLock
-from modelstore.manifest import (
-    Manifest,
-    decode_config,
-    decode_manifest,
-    encode_manifest,
-)
+from modelstore.manifest import Manifest, decode_manifest, encode_manifest
 from modelstore.names import ModelName
 from modelstore.pruning import (
     AT_START,
@@ -52,56 +41,18 @@ from modelstore.pruning import (
     prune_files,
     remove_partial,
 )
-from modelstore.records import (
-    TEXT_LIMIT_BYTES,
-    Listing,
-    Record,
-    build_listing,
-    build_record,
-    read_part,
-)
+from modelstore.records import Listing, Record
 from modelstore.tree import (
     find_manifest,
     read_manifest,
     remove_empty_folders,
     remove_folder,
     spelling_for_write,
-    walk_manifests,
 )
 
 MARKER_NAME = ".localrun-store"
 
-_LISTINGS_KEPT = 4096  # a listing is about 1 KiB
-_RECORDS_KEPT = 64  # a record may hold long licenses
-
-# Each further read means that somebody has replaced the model since the one before.
-_MAX_READS = 10
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 _log = logging.getLogger(__name__)
-
-# Of a manifest: full name, time of the last change in ns, size, inode.
-_Stamp = tuple[str, int, int, int]
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    manifest: Manifest
-    listing: Listing
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """Every manifest of a store. `unreadable` says of each other one what is wrong with it."""
-
-    manifests: dict[ModelName, Manifest]
-    unreadable: dict[str, str]
-
-    @property
-    def needed(self) -> frozenset[Digest]:
-        """Every blob that some manifest names."""
-        return frozenset().union(*(one.digests for one in self.manifests.values()))
 
 
 class Store:
@@ -121,8 +72,7 @@ class Store:
         self._manifests = root / "manifests"
         self._lock = StoreLock(root)
         self._pins = Pins()
-        self._entries: LruCache[_Entry] = LruCache(_LISTINGS_KEPT)
-        self._records: LruCache[Record] = LruCache(_RECORDS_KEPT)
+        self._catalogue = Catalogue(self._manifests, self.blobs)
         self._open()
 
     @property
@@ -136,17 +86,7 @@ class Store:
         Files with illegal names are passed over; a model whose manifest or config is broken is
         logged and left out.
         """
-        listings = []
-        for name, path in walk_manifests(self._manifests):
-            try:
-                entry = self._steady(name, path, partial(self._entry, name, path))
-                listings.append(entry.listing)
-            except ModelNotFound:
-                pass  # removed since the walk began
-            except StoreError as error:
-                _log.warning("%s is not listed: %s", name, error)
-        listings.sort(key=lambda listing: (listing.modified_at, listing.name.full()), reverse=True)
-        return listings
+        return self._catalogue.listings()
 
     def resolve(self, name: str | ModelName) -> Record:
         """Everything about one model; its name comes back as it is spelled on disk.
@@ -155,28 +95,14 @@ class Store:
         Raises: InvalidName, ModelNotFound, CorruptManifest, IncompleteModel (a small layer is
         gone).
         """
-        found, path = self._find(name)
-
-        def read(stamp: _Stamp) -> Record:
-            record = self._records.get(stamp)
-            if record is None:
-                entry = self._entry(found, path, stamp)
-                record = build_record(entry.listing, entry.manifest, self.blobs)
-                self._records.put(stamp, record)
-            return record
-
-        return self._steady(found, path, read)
+        return self._catalogue.resolve(_parsed(name))
 
     def at_hand(self, name: str | ModelName) -> Record | None:
         """What `resolve` returns, if no file has to be opened for it; None else.
 
         It takes one `stat`, so an event loop may ask. Raises: InvalidName.
         """
-        wanted = _parsed(name)  # a name in other spelling is found by looking around only
-        try:
-            return self._records.get(self._stamp(wanted, self._manifests.joinpath(*wanted.parts)))
-        except ModelNotFound:
-            return None
+        return self._catalogue.at_hand(_parsed(name))
 
     def exists(self, name: str | ModelName) -> bool:
         """Tells whether a manifest, good or broken, has this name. Raises: InvalidName."""
@@ -187,7 +113,7 @@ class Store:
 
         Raises: InvalidName, ModelNotFound, CorruptManifest.
         """
-        return read_manifest(*self._find(name))
+        return read_manifest(*self._catalogue.find(_parsed(name)))
 
     def check_files(self, record: Record) -> None:
         """Checks that the files which the engine will open are there and unchanged.
@@ -258,10 +184,10 @@ class Store:
         Raises: InvalidName.
         """
         try:
-            found, path = self._find(name)
+            found, path = self._catalogue.find(_parsed(name))
         except ModelNotFound:
             return frozenset()
-        return self._digests_of(found, path)
+        return self._catalogue.digests(found, path)
 
     def copy(self, source: str | ModelName, destination: str | ModelName) -> ModelName:
         """Gives a model a second name; blobs are shared, and the manifest is copied as it is.
@@ -270,7 +196,7 @@ class Store:
         """
         target = _parsed(destination)
         with self._lock.held():
-            found, path = self._find(source)
+            found, path = self._catalogue.find(_parsed(source))
             if spelling_for_write(self._manifests, target) == found:
                 return found
             data = read_manifest(found, path)
@@ -296,7 +222,7 @@ class Store:
                     raise DownloadUnderway(wanted.display())
                 return wanted
             path = self._manifests.joinpath(*found.parts)
-            needed_before = self._digests_of(found, path)
+            needed_before = self._catalogue.digests(found, path)
             with writing(self.root):
                 if path.is_dir():
                     remove_folder(path, found)
@@ -339,18 +265,7 @@ class Store:
 
     def survey(self) -> Survey:
         """Reads every manifest, and nothing else."""
-        manifests: dict[ModelName, Manifest] = {}
-        problems: dict[str, str] = {}
-        folders: list[str] = []
-        for name, path in walk_manifests(self._manifests, folders):
-            try:
-                manifests[name] = decode_manifest(read_manifest(name, path), name.display())
-            except ModelNotFound:
-                continue
-            except CorruptManifest as error:
-                problems[name.display()] = error.problem
-        problems |= {f"{folder or '.'}/": "the folder cannot be read" for folder in folders}
-        return Survey(manifests, problems)
+        return self._catalogue.survey()
 
     def pieces(self) -> builtins.list[Piece]:
         """What lies here that is no part of any model: partial downloads and other leftovers."""
@@ -379,7 +294,7 @@ class Store:
                     raise BlobNotFound(digest.text)
             stored = spelling_for_write(self._manifests, name)
             path = self._manifests.joinpath(*stored.parts)
-            needed_before = self._digests_of(stored, path)
+            needed_before = self._catalogue.digests(stored, path)
             with writing(self.root, len(data)):
                 if path.is_dir():
                     remove_folder(path, stored)
@@ -387,62 +302,6 @@ class Store:
                 write_atomically(path, data)
             self._release(needed_before)
         return stored
-
-    def _find(self, name: str | ModelName) -> tuple[ModelName, Path]:
-        wanted = _parsed(name)
-        found = find_manifest(self._manifests, wanted)
-        if found is None:
-            raise ModelNotFound(wanted.display())
-        return found, self._manifests.joinpath(*found.parts)
-
-    def _steady(self, name: ModelName, path: Path, read: Callable[[_Stamp], _T]) -> _T:
-        """What `read` makes of a manifest that may be replaced or removed at any moment.
-
-        Its blobs go with it, so an error counts only while the manifest is still the same.
-        """
-        for n_tries in itertools.count(1):
-            stamp = self._stamp(name, path)
-            try:
-                return read(stamp)
-            except StoreError:
-                if self._stamp(name, path) == stamp or n_tries == _MAX_READS:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _entry(self, name: ModelName, path: Path, stamp: _Stamp) -> _Entry:
-        entry = self._entries.get(stamp)
-        if entry is None:
-            entry = self._load(name, path, stamp)
-            self._entries.put(stamp, entry)
-        return entry
-
-    def _load(self, name: ModelName, path: Path, stamp: _Stamp) -> _Entry:
-        data = read_manifest(name, path)
-        manifest = decode_manifest(data, name.display())
-        config_bytes = read_part(
-            self.blobs, manifest.config, name.display(), limit_bytes=TEXT_LIMIT_BYTES
-        )
-        config = decode_config(config_bytes, name.display())
-        # In whole numbers: a float of seconds has no room for microseconds of every year.
-        modified_at = _EPOCH + timedelta(microseconds=stamp[1] // 1_000)
-        digest = hashlib.sha256(data).hexdigest()
-        listing = build_listing(name, digest, modified_at, (manifest, config, self.blobs))
-        return _Entry(manifest, listing)
-
-    def _stamp(self, name: ModelName, path: Path) -> _Stamp:
-        try:
-            found = path.stat()
-        except OSError:
-            raise ModelNotFound(name.display()) from None
-        # A rename brings a new inode, so a change within one clock tick is seen too.
-        return (name.full(), found.st_mtime_ns, found.st_size, found.st_ino)
-
-    def _digests_of(self, name: ModelName, path: Path) -> frozenset[Digest]:
-        """What a manifest that is about to go keeps alive; nothing when it cannot be read."""
-        try:
-            return decode_manifest(read_manifest(name, path), name.display()).digests
-        except StoreError:
-            return frozenset()
 
     def _release(self, candidates: frozenset[Digest] | set[Digest]) -> None:
         if not candidates:

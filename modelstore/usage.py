@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from modelstore.catalogue import Survey
 from modelstore.digest import Digest
 from modelstore.files import free_bytes
 from modelstore.inventory import Piece
 from modelstore.manifest import Manifest
 from modelstore.names import ModelName
 from modelstore.pruning import unneeded
-from modelstore.store import Store, Survey
+from modelstore.store import Store
 
 # A store that changes all the time is shown as it is.
 _MAX_LOOKS = 3

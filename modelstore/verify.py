@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from modelstore.catalogue import Survey
 from modelstore.digest import Digest, HashingWriter, read_chunks
 from modelstore.errors import (
     BlobNotFound,
@@ -26,7 +27,7 @@ from modelstore.manifest import MODEL_TYPE, Layer, Manifest
 from modelstore.names import ModelName
 from modelstore.records import layer_bytes
 from modelstore.sources import Progress
-from modelstore.store import Store, Survey
+from modelstore.store import Store
 
 # Brings one blob of a model into the store.
 FetchBlob = Callable[[ModelName, Layer], Iterator[Progress]]

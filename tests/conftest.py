@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Daemon, write_fake_model
+from live import Daemon, running, write_fake_model
 from real_models import GEMMA3, SMOLLM2, fetch, fetch_minilm
 from rpc_server import RpcServer
 
@@ -109,9 +109,6 @@ def smollm2_daemon(
 ) -> Iterator[Daemon]:
     """One daemon for the whole session that serves `smollm2:135m`; do not change its models."""
     folder = tmp_path_factory.mktemp("smollm2")
-    daemon = Daemon({"MODELS": folder / "models", "CONTEXT_LENGTH": 2048}, folder / "daemon.log")
-    try:
-        daemon.wait_ready().create("smollm2:135m", smollm2_path)
+    with running(folder, CONTEXT_LENGTH=2048) as daemon:
+        daemon.create("smollm2:135m", smollm2_path)
         yield daemon
-    finally:
-        daemon.kill()

@@ -17,7 +17,7 @@ from typing import Any
 import gguf
 import psutil
 
-from localrun.runner.fake import SCRIPT_KEY
+from localrun.runner.fake_script import SCRIPT_KEY
 from localrun.spec import FAKE_ARCHITECTURE
 
 # A hang guard for slow shared machines, not a measurement.
@@ -27,7 +27,7 @@ _LISTENING = re.compile(r"listening on \S+ port (\d+)")
 
 
 def write_fake_model(path: Path, script: Mapping[str, Any]) -> Path:
-    """A GGUF whose runner plays `script` (see `localrun.runner.fake.Script`)."""
+    """A GGUF whose runner plays `script` (see `localrun.runner.fake_script.Script`)."""
     ready = dict(script)
     if "pieces" in ready:
         pieces = (p if isinstance(p, bytes) else p.encode() for p in ready["pieces"])
@@ -226,16 +226,21 @@ def chat_body(model: str, text: str, *, stream: bool = True, **options: Any) -> 
 
 
 @contextmanager
+def running(folder: Path, **settings: Any) -> Iterator[Daemon]:
+    """A daemon with its store and its log in `folder`, ready, as long as the block lasts."""
+    daemon = Daemon({"MODELS": folder / "models", **settings}, folder / "daemon.log")
+    try:
+        yield daemon.wait_ready()
+    finally:
+        daemon.kill()
+
+
+@contextmanager
 def serving(
     folder: Path, scripts: Mapping[str, Mapping[str, Any]], **settings: Any
 ) -> Iterator[Daemon]:
     """A daemon that serves scripted models by these names, all of them in memory if need be."""
-    settings = {"MODELS": folder / "models", "MAX_LOADED_MODELS": len(scripts), **settings}
-    daemon = Daemon(settings, folder / "daemon.log")
-    try:
-        daemon.wait_ready()
+    with running(folder, **{"MAX_LOADED_MODELS": len(scripts), **settings}) as daemon:
         for name, script in scripts.items():
             daemon.create(name, write_fake_model(folder / f"{name}.gguf", script))
         yield daemon
-    finally:
-        daemon.kill()

@@ -9,9 +9,9 @@ it wait for the next load. One model is loaded at a time, so that its plan stays
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic
 
 from localrun.errors import (
     LoadFailed,
@@ -23,6 +23,7 @@ from localrun.errors import (
 from localrun.memory import Plan
 from localrun.residency.clock import Time
 from localrun.residency.entry import EmptyRunner, Entry, Lease, R
+from localrun.residency.events import Effects, Events
 from localrun.residency.keep_alive import effective_s, next_expiry_s
 from localrun.residency.memory import Returning, not_enough, returning, total
 from localrun.residency.policy import Evict, Load, Refuse, Start, Use, Wait, admit, decide
@@ -31,8 +32,6 @@ from localrun.spec import LoadSpec, Resident
 from localrun.units import FOREVER
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # How long the answers of a model have that somebody stops. Most end by themselves; one that does
 # not must not keep the model, its memory and its name for as long as it likes.
@@ -63,13 +62,13 @@ class Residency(Generic[R]):
         self._default_keep_alive_s = keep_alive_s
         self._time = time or Time()
         self._limit = Limit(max_queue)
-        self._events: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
+        self._events = Events()
+        self._effects = Effects()
         self._entries: dict[str, Entry[R]] = {}
         # By key, of models that are to be loaded again: because they died, or for other options.
         self._keep_alives_s: dict[str, float] = {}
         self._returning: Returning | None = None
         self._line: WaitingLine[Lease[R]] = WaitingLine()
-        self._effects: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
     # ---- for everyone
@@ -82,7 +81,7 @@ class Residency(Generic[R]):
         """
         future: asyncio.Future[Lease[R]] = asyncio.get_running_loop().create_future()
         waiter = Waiter(spec, model, keep_alive_s, future)
-        self._post(lambda: self._arrive(waiter))
+        self._events.post(lambda: self._arrive(waiter))
         try:
             return await future
         except asyncio.CancelledError:
@@ -96,7 +95,7 @@ class Residency(Generic[R]):
         Answers that have not ended after STOP_GRACE_S get ModelStopped. A load under way ends at
         once, and those who wait for it get LoadFailed.
         """
-        self._post(lambda: self._unload(key))
+        self._events.post(lambda: self._unload(key))
 
     def allow(self, max_loaded: int) -> None:
         """Lets so many models be in memory at once from now on. None has to go for it."""
@@ -104,7 +103,7 @@ class Residency(Generic[R]):
         def apply() -> None:
             self._max_loaded = max_loaded
 
-        self._post(apply)
+        self._events.post(apply)
 
     def resident(self) -> tuple[Resident, ...]:
         """The models in memory, the one that stays longest first."""
@@ -116,9 +115,7 @@ class Residency(Generic[R]):
     async def run(self) -> None:
         """The owner task: applies events and lets idle models go when their time is up."""
         while True:
-            await self._apply_next()
-            while not self._events.empty():
-                self._events.get_nowait()()
+            await self._events.apply(self._longest_wait_s())
             self._drop_lost()
             # Serving first: a model whose time is up stays when somebody wants it.
             self._serve_line()
@@ -127,56 +124,27 @@ class Residency(Generic[R]):
     async def close(self) -> None:
         """Ends every runner, loaded or loading. Called after the owner task has ended."""
         self._is_closing = True
-        await self._cancel_effects()
+        await self._effects.cancel()
         # What they have still posted, such as a model that was loaded a moment ago.
-        while not self._events.empty():
-            self._events.get_nowait()()
+        self._events.apply_posted()
         self._refuse_line()
         runners = [entry.runner for entry in self._entries.values() if entry.runner]
         await asyncio.gather(*(runner.close() for runner in runners), return_exceptions=True)
-        await self._cancel_effects()
-
-    async def _cancel_effects(self) -> None:
-        for effect in self._effects:
-            effect.cancel()
-        await asyncio.gather(*self._effects, return_exceptions=True)
+        await self._effects.cancel()
 
     def refuse_waiting(self) -> None:
         """Shutdown has begun: nobody new gets a lease, and those who wait are told."""
         self._is_closing = True
-        self._post(self._refuse_line)
+        self._events.post(self._refuse_line)
 
     # ---- the owner task
 
-    def _post(self, apply: Callable[[], None]) -> None:
-        self._events.put_nowait(apply)
-
-    async def _ask(self, question: Callable[[], T]) -> T:
-        """What `question` returns or raises as an event of the owner task."""
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def apply() -> None:
-            try:
-                result = question()
-            except LocalrunError as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)
-
-        self._post(lambda: None if answer.done() else apply())
-        return await answer
-
-    async def _apply_next(self) -> None:
-        """Applies the next event, or returns when a model's time is up."""
+    def _longest_wait_s(self) -> float | None:
+        """How long nothing has to happen by itself; None without a model that has an end."""
         expiry_s = next_expiry_s(e.expires_s for e in self._entries.values())
-        wait_s = min(max(0.0, expiry_s - self._time.elapsed_s()), _RECHECK_S)
-        try:
-            event = await asyncio.wait_for(
-                self._events.get(), None if expiry_s == FOREVER else wait_s
-            )
-        except TimeoutError:
-            return
-        event()
+        if expiry_s == FOREVER:
+            return None
+        return min(max(0.0, expiry_s - self._time.elapsed_s()), _RECHECK_S)
 
     def _arrive(self, waiter: Waiter[Lease[R]]) -> None:
         if self._is_closing:
@@ -236,7 +204,7 @@ class Residency(Generic[R]):
         )
         began_s = self._time.elapsed_s()
         waiter.grant(
-            Lease(entry.runner, lambda: self._post(lambda: self._end_lease(entry, began_s)))
+            Lease(entry.runner, lambda: self._events.post(lambda: self._end_lease(entry, began_s)))
         )
 
     def _end_lease(self, entry: Entry[R], began_s: float) -> None:
@@ -267,29 +235,31 @@ class Residency(Generic[R]):
         entry: Entry[R] = Entry(spec, waiter.model, keep_alive_s)
         self._entries[spec.key] = entry
         _log.info("loading %s: window %d, threads %d", waiter.model, spec.n_ctx, spec.n_threads)
-        entry.loading = self._spawn(self._bring_in(entry), f"load {spec.key}")
+        entry.loading = self._effects.start(self._bring_in(entry), f"load {spec.key}")
         # Not in the task itself: one that is cancelled before its first step runs none of it.
-        entry.loading.add_done_callback(
-            lambda task: self._post(lambda: self._remove(entry)) if task.cancelled() else None
-        )
+        entry.loading.add_done_callback(partial(self._load_ended, entry))
+
+    def _load_ended(self, entry: Entry[R], task: "asyncio.Task[None]") -> None:
+        if task.cancelled():
+            self._events.post(lambda: self._remove(entry))
 
     async def _bring_in(self, entry: Entry[R]) -> None:
         try:
             runner = await self._load(entry)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             failure = _load_failure(error)
-            self._post(lambda: self._not_loaded(entry, failure))
+            self._events.post(lambda: self._not_loaded(entry, failure))
         else:
-            self._post(lambda: self._loaded(entry, runner))
+            self._events.post(lambda: self._loaded(entry, runner))
 
     async def _load(self, entry: Entry[R]) -> R:
         """The loaded runner, once there is room for it; at any other end no process is left."""
         empty = await self._spawn_runner(entry.spec)
         try:
             while True:
-                held = await self._ask(partial(self._held_beside, entry))
+                held = await self._events.ask(partial(self._held_beside, entry))
                 plan = await empty.plan(entry.spec, held)
-                if await self._ask(partial(self._may_load, entry, plan)):
+                if await self._events.ask(partial(self._may_load, entry, plan)):
                     return await empty.load(entry.spec, plan.split)
                 if self._returning is None:
                     await entry.changed.wait()
@@ -330,7 +300,7 @@ class Residency(Generic[R]):
     def _loaded(self, entry: Entry[R], runner: R) -> None:
         entry.runner = runner
         entry.last_used_s = self._time.elapsed_s()
-        self._spawn(self._watch(entry, runner), f"watch {entry.spec.key}")
+        self._effects.start(self._watch(entry, runner), f"watch {entry.spec.key}")
         if entry.state == "loading":
             entry.state = "ready"
             # At once: a stop that comes now is for a model in use, whose answers end first.
@@ -340,7 +310,7 @@ class Residency(Generic[R]):
 
     async def _watch(self, entry: Entry[R], runner: R) -> None:
         await runner.wait_lost()
-        self._post(lambda: self._remove(entry))
+        self._events.post(lambda: self._remove(entry))
 
     def _not_loaded(self, entry: Entry[R], error: LocalrunError) -> None:
         _log.warning("loading %s failed: %s", entry.model, error)
@@ -403,7 +373,7 @@ class Residency(Generic[R]):
     def _stop(self, entry: Entry[R], error: LocalrunError | None = None) -> None:
         assert entry.runner is not None
         _log.info("unloading %s", entry.model)
-        self._spawn(entry.runner.close(error), f"stop {entry.spec.key}")
+        self._effects.start(entry.runner.close(error), f"stop {entry.spec.key}")
 
     def _remove(self, entry: Entry[R]) -> None:
         """Its process is gone."""
@@ -423,12 +393,6 @@ class Residency(Generic[R]):
         for waiter in self._line:
             self._line.leave(waiter)
             waiter.refuse(ShuttingDown())
-
-    def _spawn(self, effect: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
-        task = asyncio.create_task(effect, name=name)
-        self._effects.add(task)
-        task.add_done_callback(self._effects.discard)
-        return task
 
 
 def _load_failure(error: Exception) -> LocalrunError:

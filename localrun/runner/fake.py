@@ -1,28 +1,31 @@
 """A scripted model behind the same seam as llama.py: exact bytes, delays, endless text, crashes.
 
-The script is JSON in the key `localrun.script` of a GGUF file whose architecture is
-`spec.FAKE_ARCHITECTURE`, so that it travels through the store, the daemon and the runner like any
-model. Tests use it; no weights are involved. A byte of text is a token (ids 0 to 255), piece i of
-the script is token 256 + i, and END ends a generation.
+Tests use it; no weights are involved. What is to happen stands in a `fake_script.Script`; this file
+plays it, and checks what the engine must never do.
 """
 
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import gguf
-import msgspec
-from msgspec import Struct
+from typing import TypeVar
 
 from localrun.core import SamplingParams
 from localrun.errors import NO_TOKEN
 from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import CPU, Fit, Need, Plan, Split
-from localrun.runner.engine.layout import ModelFacts, Pooling, Shape, embedding_shape
+from localrun.runner.engine.layout import ModelFacts, Shape, embedding_shape
 from localrun.runner.fake_embeddings import FakeEmbeddings
+from localrun.runner.fake_script import (
+    ECHO,
+    END,
+    FIRST_PIECE,
+    FakeVocab,
+    Script,
+    is_said,
+    read_script,
+)
 from localrun.runner.model import (
     Likelihoods,
     LoadRefused,
@@ -34,125 +37,10 @@ from localrun.runner.model import (
 )
 from localrun.spec import LoadSpec, RunnerInfo
 
-SCRIPT_KEY = "localrun.script"
-
 T = TypeVar("T")
 
-_FIRST_PIECE = 256
-_END = 50_000
-_BOS = 50_001
-_FILL = (50_002, 50_003, 50_004)
 # What llama.cpp returns when a graph could not be computed.
 _FAILED = -3
-# A byte that is said rather than read: where the answer began can be seen from the tokens alone.
-_ECHO = 60_000
-
-
-class Script(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the model does.
-
-    `pieces` are said one a step, then the answer ends, or starts over when `endless`; `echo`
-    says the prompt's bytes instead. `load_s` passes in ten reports of progress, or none when
-    `load_silent`. `step_s` and `row_s` are seconds per forward and per row of it. The process
-    aborts at forward number `crash_at_forward`, or when a prompt holds `crash_on`; forward number
-    `fail_at_forward` fails and changes nothing. A context has
-    `n_cells_lost` fewer cells than was asked for. `needs_bytes` is what the model says that it
-    takes (None the size of its file), `machine_bytes` what there is of memory for all models. It
-    has tokens for filling gaps when it `inserts`.
-    `logprobs` are those of the pieces, 0 where there is none; the likeliest tokens besides are
-    the pieces that follow, each e times less likely than the one before. `pooling` and
-    `is_causal` are those of vectors (`fake_embeddings`); a forward for them that has the byte
-    `fail_on` fails.
-    """
-
-    pieces: tuple[bytes, ...] = ()
-    echo: bool = False
-    endless: bool = False
-    load_s: float = 0.0
-    load_silent: bool = False
-    refuse: str = ""
-    step_s: float = 0.0
-    row_s: float = 0.0
-    crash_at_forward: int = 0
-    fail_at_forward: int = 0
-    crash_on: bytes = b""
-    crash_on_load: bool = False
-    chat_template: str | None = None
-    adds_bos: bool = False
-    inserts: bool = False
-    n_batch: int = 512
-    shares_prefixes: bool = True
-    n_cells_lost: int = 0
-    needs_bytes: int | None = None
-    machine_bytes: int = 1 << 40
-    logprobs: tuple[float, ...] = ()
-    pooling: Pooling = "last"
-    is_causal: bool = True
-    fail_on: int = -1
-
-
-class FakeVocab:
-    """Bytes and pieces as tokens."""
-
-    bos = _BOS
-    bos_text = "<bos>"
-    eos_text = "<eos>"
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-        self.chat_template = script.chat_template
-        self.fill_tokens = _FILL if script.inserts else None
-
-    n_tokens = _ECHO + 256
-
-    def tokenize(
-        self, text: str, *, is_start: bool = True, parses_control: bool = True
-    ) -> list[int]:
-        """One token per UTF-8 byte, one for a leading BOS marker."""
-        tokens: list[int] = []
-        if parses_control and text.startswith(self.bos_text):
-            tokens, text = [_BOS], text.removeprefix(self.bos_text)
-        elif self._script.adds_bos and is_start:
-            tokens = [_BOS]
-        return tokens + list(text.encode())
-
-    def token_bytes(self, token: int) -> bytes:
-        """The byte or the piece; nothing for control tokens."""
-        if _END <= token < _ECHO:
-            return b""
-        if token < _FIRST_PIECE:
-            return bytes((token,))
-        if token >= _ECHO:
-            return bytes((token - _ECHO,))
-        return self._script.pieces[token - _FIRST_PIECE]
-
-    def whole_text(self, text: str) -> list[int]:
-        """Its bytes, and one token behind them."""
-        return [*text.encode(), _END]
-
-    def pair(self, query: str, text: str) -> list[int]:
-        """The bytes of both, with a token between and behind them."""
-        return [*query.encode(), _END, *text.encode(), _END]
-
-    def control_texts(self) -> list[str]:
-        """The only one that is recognised."""
-        return [self.bos_text]
-
-    def token_name(self, token: int) -> bytes:
-        """As `token_bytes`, but END and BOS have names."""
-        names = {_END: self.eos_text, _BOS: self.bos_text}
-        return names[token].encode() if token in names else self.token_bytes(token)
-
-    def is_end(self, token: int) -> bool:
-        """True for END."""
-        return token == _END
-
-    def tokens(self) -> Iterator[tuple[bytes, bool]]:
-        """Bytes, pieces and END; the other ids are nothing that an answer may hold."""
-        for token in range(self.n_tokens):
-            is_text = token < _FIRST_PIECE + len(self._script.pieces)
-            is_named = is_text or token in (_END, _BOS)
-            yield self.token_name(token) if is_named else b"", token == _BOS
 
 
 class FakeSampler:
@@ -193,7 +81,7 @@ class FakeLibrary:
 
     def plan(self, spec: LoadSpec, held: Mapping[str, int]) -> Planned:
         """How the script would be loaded beside the `held` bytes of other models."""
-        script = _read_script(spec.weights_path)
+        script = read_script(spec.weights_path)
         n_bytes = _size(script, spec)
         free_bytes = max(0, script.machine_bytes - held.get(CPU, 0))
         fit: Fit = "now" if n_bytes <= free_bytes else "crowded"
@@ -223,7 +111,7 @@ class FakeModel:
     """Plays the script and checks what the engine must never do."""
 
     def __init__(self, spec: LoadSpec, on_progress: OnProgress) -> None:
-        self._script = script = _read_script(spec.weights_path)
+        self._script = script = read_script(spec.weights_path)
         for tenth in range(10):
             time.sleep(script.load_s / 10)
             if not script.load_silent:
@@ -238,7 +126,7 @@ class FakeModel:
             1,
             script.shares_prefixes,
             pad=1,
-            n_vocab=_FIRST_PIECE,
+            n_vocab=FIRST_PIECE,
             pooling=script.pooling,
             is_causal=script.is_causal,
         )
@@ -314,7 +202,7 @@ class FakeModel:
     def _crash_if_due(self) -> None:
         script = self._script
         poisoned = script.crash_on and any(
-            script.crash_on in bytes(cell.token for cell in cells if cell.token < _FIRST_PIECE)
+            script.crash_on in bytes(cell.token for cell in cells if cell.token < FIRST_PIECE)
             for cells in self._cells.values()
         )
         if poisoned or self._n_forwards == script.crash_at_forward:
@@ -328,29 +216,29 @@ class FakeModel:
         """The scripted token of one output row."""
         tokens = [cell.token for cell in self._cells[self._outputs[row]]]
         index = 0
-        while index < len(tokens) and _is_said(tokens[-1 - index]):
+        while index < len(tokens) and is_said(tokens[-1 - index]):
             index += 1
-        said: Sequence[int] = range(_FIRST_PIECE, _FIRST_PIECE + len(self._script.pieces))
+        said: Sequence[int] = range(FIRST_PIECE, FIRST_PIECE + len(self._script.pieces))
         if self._script.echo:
             said = [
-                _ECHO + token % _ECHO
+                ECHO + token % ECHO
                 for token in tokens[: len(tokens) - index]
-                if not _END <= token < _ECHO
+                if not END <= token < ECHO
             ]
         if self._script.endless and said:
             return said[index % len(said)]
-        return said[index] if index < len(said) else _END
+        return said[index] if index < len(said) else END
 
     def likelihoods(self, wanted: Sequence[Wanted]) -> list[Likelihoods]:
         """As scripted; see `Script`."""
         return [self._likelihoods_of(token, n_top) for _, token, n_top in wanted]
 
     def _likelihoods_of(self, token: int, n_top: int) -> Likelihoods:
-        n, number = len(self._script.pieces), token - _FIRST_PIECE
+        n, number = len(self._script.pieces), token - FIRST_PIECE
         if not 0 <= number < n:
             return Likelihoods(0.0, ((token, 0.0),)[:n_top])
         taken = self._script.logprobs[number] if number < len(self._script.logprobs) else 0.0
-        others = (_FIRST_PIECE + (number + i) % n for i in range(min(n_top, n)))
+        others = (FIRST_PIECE + (number + i) % n for i in range(min(n_top, n)))
         return Likelihoods(taken, tuple((other, taken - i) for i, other in enumerate(others)))
 
     def sampler(
@@ -405,16 +293,5 @@ def _size(script: Script, spec: LoadSpec) -> int:
     return _or(script.needs_bytes, os.path.getsize(spec.weights_path))
 
 
-def _is_said(token: int) -> bool:
-    return _FIRST_PIECE <= token < _END or token >= _ECHO
-
-
 def _or(value: int | None, default: int) -> int:
     return default if value is None else value
-
-
-def _read_script(path: str) -> Script:
-    field: Any = gguf.GGUFReader(path).fields.get(SCRIPT_KEY)
-    if field is None:
-        raise LoadRefused(f"the file has no key {SCRIPT_KEY}")
-    return msgspec.json.decode(field.contents(), type=Script)

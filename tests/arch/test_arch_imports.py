@@ -196,7 +196,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         "localrun.runner.ggml.matching",
         "localrun.runner.convert",
     ),
-    "gguf": ("localrun.runner.fake", "localrun.runner.convert"),
+    "gguf": ("localrun.runner.fake_script", "localrun.runner.convert"),
     "jinja2": ("localrun.runner.prompt.templates",),
     "llguidance": ("localrun.runner.structured",),
     "gotpl": ("localrun.runner.prompt.go_template",),

@@ -11,7 +11,7 @@ import ollama
 import openai
 import pytest
 from compatibility import WORKS, Compatibility
-from live import Daemon, write_fake_model
+from live import Daemon, running, write_fake_model
 from tool_models import CALLER, GO_TOOL_TEMPLATE, THINKER
 
 MODEL = "smollm2:135m"
@@ -54,9 +54,8 @@ def client_daemon(
 ) -> Iterator[Daemon]:
     """A daemon for the whole session; tests leave its models as they find them."""
     folder = tmp_path_factory.mktemp("clients")
-    daemon = Daemon({"MODELS": folder / "models", "CONTEXT_LENGTH": 2048}, folder / "daemon.log")
-    try:
-        daemon.wait_ready().create(MODEL, smollm2_path)
+    with running(folder, CONTEXT_LENGTH=2048) as daemon:
+        daemon.create(MODEL, smollm2_path)
         for name in _FOREIGN_NAMES:
             body = {"model": name, "from": MODEL, "parameters": {"num_predict": 12}}
             daemon.json("POST", "/api/create", body | {"stream": False})
@@ -73,8 +72,6 @@ def client_daemon(
         for name, script in (("caller", CALLER), ("thinker", THINKER)):
             daemon.create(name, write_fake_model(folder / f"{name}.gguf", script))
         yield daemon
-    finally:
-        daemon.kill()
 
 
 @pytest.fixture

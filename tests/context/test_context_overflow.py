@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Client, Daemon, write_fake_model
+from live import Client, Daemon, running, write_fake_model
 
 # The scripted model has a token for each byte, no template, and says its prompt.
 N_CTX = 512
@@ -23,17 +23,13 @@ OPTIONS = {"num_ctx": N_CTX, "num_predict": 8}
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One daemon for the whole file; `small` has a window of its own."""
     folder = tmp_path_factory.mktemp("overflow")
-    daemon = Daemon({"MODELS": folder / "models"}, folder / "daemon.log")
-    try:
-        daemon.wait_ready()
+    with running(folder) as daemon:
         daemon.create("echo", write_fake_model(folder / "echo.gguf", {"echo": True}))
         endless = {"pieces": ["la "], "endless": True}
         daemon.create("endless", write_fake_model(folder / "endless.gguf", endless))
         small = {"model": "small", "from": "echo", "parameters": {"num_ctx": N_CTX}}
         daemon.json("POST", "/api/create", {"stream": False, **small})
         yield daemon
-    finally:
-        daemon.kill()
 
 
 def turns(n: int) -> list[dict[str, str]]:

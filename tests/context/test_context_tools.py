@@ -1,92 +1,39 @@
-"""Tools, calls, results and thinking in prompts: by published templates, by Go templates, and
-where a template knows nothing of them."""
+"""Tools, results and thinking in prompts: by published templates, and where a template knows
+nothing of them."""
 
-import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_templates import published_templates
+from tool_prompts import (
+    CHATML,
+    HISTORY,
+    NOW,
+    OPENING,
+    OSLO,
+    PLAIN,
+    SWITCHED,
+    WEATHER,
+    compose,
+    text_of,
+)
 
 from localrun.core import (
-    ChatPrompt,
     Message,
-    Overflow,
-    SamplingParams,
     Think,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from localrun.errors import BadRequest, Unsupported
-from localrun.ipc.messages import Submit
-from localrun.runner.fake import FakeVocab, Script
-from localrun.runner.prompt.composer import Composer, Prepared
 from localrun.runner.prompt.definitions import Asked
-from localrun.runner.prompt.go_template import GoTemplate
-from localrun.runner.prompt.histories import with_names
-from localrun.runner.prompt.markup import TAGS, go_markup, jinja_markup
+from localrun.runner.prompt.markup import jinja_markup
 from localrun.runner.prompt.templates import JinjaTemplate
 from modelstore.create import CreateRequest, create
 from modelstore.header import Header
 from modelstore.show import capabilities
 from modelstore.store import Store
 from tests.modelstore.gguf_writer import tiny_metadata, tiny_tensors, write_gguf
-
-WEATHER = Tool(
-    "get_weather",
-    "Tells the weather.",
-    {
-        "type": "object",
-        "properties": {"city": {"type": "string", "description": "a city"}},
-        "required": ["city"],
-    },
-)
-NOW = Tool("what_time_is_it", "", {})
-OSLO = ToolCall("get_weather", {"city": "Oslo"}, "call_aaaaaaaa")
-LIMA = ToolCall("get_weather", {"city": "Lima"}, "call_bbbbbbbb")
-HISTORY = (
-    Message("user", "How is it there?"),
-    Message("assistant", "Let me look.", tool_calls=(OSLO, LIMA)),
-    Message("tool", "it rains", tool_call_id="call_aaaaaaaa"),
-    Message("tool", "it is dry", tool_call_id="call_bbbbbbbb"),
-)
-
-CHATML = (
-    "{% if tools %}TOOLS {{ tools | tojson }}\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-)
-PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-OPENING = PLAIN + "<think>\n{# </think> #}"
-SWITCHED = PLAIN + (
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-)
-
-
-def compose(
-    template: str | None,
-    *messages: Message,
-    tools: tuple[Tool, ...] = (),
-    choice: ToolChoice = ToolChoice(),  # noqa: B008 - a value
-    think: Think = None,
-    go: str | None = None,
-    n_ctx: int = 100_000,
-    schema: str | None = None,
-    cuts: bool = True,
-) -> Prepared:
-    prompt = ChatPrompt(messages or (Message("user", "hi"),), (), tools, choice, think)
-    composer = Composer(FakeVocab(Script(chat_template=template)), lambda _: None)
-    overflow = Overflow(cuts=cuts)
-    submit = Submit(1, prompt, SamplingParams(), n_ctx, overflow, go, schema=schema)
-    return composer.compose(submit)
-
-
-def text_of(prepared: Prepared) -> str:
-    return bytes(token for token in prepared.tokens if token < 256).decode()
-
 
 # ---- published templates
 
@@ -193,87 +140,6 @@ def test_thinking_in_the_history_is_rendered_as_the_template_wants() -> None:
     for name in ("reasoning_content", "thinking", "reasoning"):
         assert rendered(f"{{{{ messages[0].{name} }}}}", turn) == "a plan"
     assert rendered("{{ messages[0].thinking is defined }}", Message("assistant", "x")) == "False"
-
-
-# ---- histories
-
-
-def results(*wishes: dict[str, str]) -> list[Message]:
-    named = [Message("tool", str(n), **wish) for n, wish in enumerate(wishes)]
-    return [Message("assistant", "", tool_calls=(OSLO, LIMA)), *named]
-
-
-@pytest.mark.parametrize(
-    ("wishes", "ids"),
-    [
-        (({}, {}), [OSLO.id, LIMA.id]),
-        (({"tool_name": "get_weather"}, {"tool_name": "get_weather"}), [OSLO.id, LIMA.id]),
-        (({"tool_call_id": LIMA.id}, {"tool_call_id": OSLO.id}), [OSLO.id, LIMA.id]),
-        (({"tool_call_id": LIMA.id}, {}), [OSLO.id, LIMA.id]),
-        (({"tool_call_id": "other"}, {"tool_call_id": LIMA.id}), [LIMA.id, "other"]),
-        (({"tool_call_id": "other"}, {"tool_name": "other"}), ["other", ""]),
-    ],
-)
-def test_a_result_finds_its_call(wishes: tuple[dict[str, str], ...], ids: list[str]) -> None:
-    named = with_names(results(*wishes))[1:]
-    assert [message.tool_call_id for message in named] == ids
-    known = [m for m in named if m.tool_call_id in (OSLO.id, LIMA.id)]
-    assert all(m.tool_name == "get_weather" for m in known)
-
-
-@pytest.mark.parametrize("template", [CHATML, PLAIN])
-def test_results_are_in_the_order_of_their_calls(template: str) -> None:
-    """Templates without ids pair them by it."""
-    user, calls, oslo, lima = HISTORY
-    more = (Message("assistant", "Again.", tool_calls=(OSLO, LIMA)), oslo, lima)
-    late = (Message("assistant", "Again.", tool_calls=(OSLO, LIMA)), lima, oslo)
-    expected = text_of(compose(template, user, calls, oslo, lima, *more))
-    assert text_of(compose(template, user, calls, lima, oslo, *late)) == expected
-
-
-def test_calls_without_ids_get_the_same_ones_each_time() -> None:
-    bare = Message("assistant", "", tool_calls=(ToolCall("f", {}), ToolCall("g", {})))
-    history = [bare, Message("tool", "1"), Message("tool", "2", tool_name="g")]
-    named = with_names(history)
-    assert named == with_names(history)
-    ids = [call.id for call in named[0].tool_calls]
-    assert len(set(ids)) == 2
-    assert [(m.tool_call_id, m.tool_name) for m in named[1:]] == [(ids[0], "f"), (ids[1], "g")]
-
-
-@pytest.mark.parametrize("template", [CHATML, PLAIN])
-def test_what_programs_leave_out_of_a_result_does_not_change_the_prompt(template: str) -> None:
-    """ollama-python drops ids, others drop names."""
-    prompts = set()
-    for has_id, has_name in itertools.product((True, False), repeat=2):
-        result = Message(
-            "tool",
-            "it rains",
-            tool_name="get_weather" if has_name else "",
-            tool_call_id=OSLO.id if has_id else "",
-        )
-        call = Message("assistant", "", tool_calls=(OSLO,))
-        prompts.add(text_of(compose(template, Message("user", "hi"), call, result)))
-    assert len(prompts) == 1
-
-
-def test_templates_that_are_strict_about_calls_get_them_their_way() -> None:
-    short = "{% for m in messages %}{% for c in m.tool_calls %}{% if c.id | length != 9 %}"
-    short += "{{ raise_exception('ids have nine characters') }}{% endif %}{{ c.id }}:"
-    short += "{{ c.function.name }}{{ c.function.arguments.city }};{% endfor %}"
-    short += "{{ m.content }}{{ m.tool_call_id }}.{% endfor %}"
-    text = text_of(compose(short, *HISTORY))
-    ids = [part.partition(":")[0].rpartition(".")[2] for part in text.split(";")[:2]]
-    assert all(len(one) == 9 and one.isalnum() for one in ids)
-    assert f"it rains{ids[0]}." in text
-
-    single = "{% for m in messages %}{% if m.tool_calls | length > 1 %}"
-    single += "{{ raise_exception('one at a time') }}{% endif %}{% if m.tool_calls %}"
-    single += "{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments.city }}"
-    single += "{% else %}{{ m.content }}{% endif %}|{% endfor %}"
-    assert text_of(compose(single, *HISTORY)) == (
-        "How is it there?|Let me look.|get_weatherOslo|it rains|get_weatherLima|it is dry|"
-    )
 
 
 # ---- what a model cannot do
@@ -402,91 +268,6 @@ def test_definitions_stay_whatever_goes() -> None:
     prepared = compose(CHATML, *turns, Message("user", "last"), tools=(WEATHER,), n_ctx=900)
     assert prepared.n_dropped
     assert "Tells the weather." in text_of(prepared)
-
-
-# ---- Go templates
-
-GO_TOOLS = (
-    "{{ if .Tools }}T{{ .Tools }}{{ range .Tools }}|{{ . }}|{{ .Function }}|{{ .Function.Name }}"
-    "{{ range $name, $p := .Function.Parameters.Properties }} {{ $name }}={{ toTypeScriptType $p }}"
-    "{{ end }}{{ json .Function.Parameters.Required }}{{ end }}{{ end }}{{ .Prompt }}"
-)
-GO_CALLS = (
-    "{{ range .Messages }}{{ .Role }}:{{ .Content }}{{ if .ToolCalls }}<tool_call>"
-    '{{ range .ToolCalls }}{"name": "{{ .Function.Name }}", "arguments": {{ .Function.Arguments }}}'
-    "{{ range $k, $v := .Function.Arguments }}[{{ $k }}={{ $v }}]{{ end }}{{ end }}</tool_call>"
-    "{{ end }}{{ if .ToolName }}({{ .ToolName }}){{ end }};{{ end }}{{ .Tools }}"
-)
-
-
-def test_go_templates_print_tools_as_json_and_have_their_fields() -> None:
-    text = GoTemplate(GO_TOOLS).render([Message("user", "hi")], Asked((WEATHER,)))
-    function = {"name": "get_weather", "description": WEATHER.description} | {
-        "parameters": WEATHER.parameters
-    }
-    tool = {"type": "function", "function": function}
-    assert text == (
-        f"T{json.dumps([tool])}|{json.dumps(tool)}|{json.dumps(function)}|get_weather"
-        ' city=string["city"]hi'
-    )
-    assert GoTemplate(GO_TOOLS).render([Message("user", "hi")]) == "hi"
-
-
-def test_go_templates_print_arguments_as_json_in_their_order() -> None:
-    call = ToolCall("f", {"z": 1, "a": "b"})
-    history = [
-        Message("assistant", "So.", tool_calls=(call, ToolCall("g", {}))),
-        Message("tool", "rain", tool_name="f"),
-    ]
-    assert GoTemplate(GO_CALLS).render(history) == (
-        'assistant:So.<tool_call>{"name": "f", "arguments": {"z": 1, "a": "b"}}[z=1][a=b]'
-        '{"name": "g", "arguments": {}}</tool_call>;tool:rain(f);[]'
-    )
-
-
-@pytest.mark.parametrize(
-    ("think", "expected"),
-    [
-        (None, "true  true"),
-        (True, "true  true"),
-        (False, "false  true"),
-        ("high", "true high true"),
-    ],
-)
-def test_go_templates_are_told_of_thinking(think: Think, expected: str) -> None:
-    source = (
-        "{{ .Think }} {{ .ThinkLevel }} {{ .IsThinkSet }}{{ range .Messages }}{{ if .Thinking }}"
-        "<think>{{ .Thinking }}</think>{{ end }}{{ end }}"
-    )
-    assert text_of(compose(None, go=source, think=think)) == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "opening", "form", "knows_tools"),
-    [
-        ("{{ .Prompt }}", None, "json", False),
-        ("{{ range .Messages }}{{ if .Thinking }}<reason>\n{{ .Thinking }}\n</reason>{{ end }}"
-         "{{ end }}", "<reason>", "json", False),
-        ("{{ if .Tools }}{{ .Tools }}{{ end }}{{ range .Messages }}{{ if .ToolCalls }}[CALL] "
-         "{{ range .ToolCalls }}{{ . }}{{ end }}{{ end }}{{ end }}", None, "inferred", True),
-        (GO_CALLS, None, "tagged", True),
-        ('{{ .Tools }}{{ range .Messages }}{{ range .ToolCalls }}{"name": "{{ .Function.Name }}"}'
-         "{{ end }}{{ end }}", None, "json", True),
-        ("<|start|><|channel|>analysis<|message|>{{ .Tools }}", "<|channel|>", "json", True),
-    ],
-)  # fmt: skip
-def test_a_go_template_tells_tags_and_format(
-    source: str, opening: str | None, form: str, knows_tools: bool
-) -> None:
-    markup = go_markup(source)
-    assert (markup.tags.opening if markup.tags else None) == opening
-    assert markup.form.name == form
-    assert markup.knows_tools == knows_tools
-
-
-def test_every_pair_of_tags_is_told_by_a_template_with_it() -> None:
-    for tell, tags in TAGS:
-        assert jinja_markup(f"x {tell} y {tags.closing}").tags == tags
 
 
 # ---- choices

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from create_steps import greedy, make, refusal, upload
-from live import Daemon
+from live import Daemon, running
 from rpc_server import RpcServer
 
 from localrun.memory import CPU, Split
@@ -24,13 +24,9 @@ ADAPTER_BYTES = 30 * 2 * 4 * 576 * 4
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("adapted")
-    settings = {"MODELS": folder / "models", "CONTEXT_LENGTH": 256, "NUM_PARALLEL": 1}
-    daemon = Daemon(settings, folder / "daemon.log")
-    try:
-        daemon.wait_ready().create("base", smollm2_path)
+    with running(folder, CONTEXT_LENGTH=256, NUM_PARALLEL=1) as daemon:
+        daemon.create("base", smollm2_path)
         yield daemon
-    finally:
-        daemon.kill()
 
 
 def adapted(daemon: Daemon, name: str, adapter: Path) -> None:

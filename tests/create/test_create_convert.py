@@ -13,7 +13,7 @@ import pytest
 from create_steps import greedy, make, refusal, row, upload
 from gguf_files import tensors_of
 from hugging_face import as_bf16, write_bert, write_llama, write_safetensors
-from live import Daemon
+from live import Daemon, running
 from tiny_models import Json, byte_level, sentence_piece, write_tiny_llama, write_tokenizer
 
 from localrun.runner.convert.convert import convert
@@ -24,13 +24,9 @@ from modelstore.gguf import read_header
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, smollm2_f16: Path) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("converted")
-    settings = {"MODELS": folder / "models", "CONTEXT_LENGTH": 256, "NUM_PARALLEL": 1}
-    daemon = Daemon(settings, folder / "daemon.log")
-    try:
-        daemon.wait_ready().create("f16", smollm2_f16)
+    with running(folder, CONTEXT_LENGTH=256, NUM_PARALLEL=1) as daemon:
+        daemon.create("f16", smollm2_f16)
         yield daemon
-    finally:
-        daemon.kill()
 
 
 def blob_of(daemon: Daemon, model: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 from create_steps import make, refusal, upload
-from live import Daemon, chat_body, wait_until, write_fake_model
+from live import Daemon, chat_body, running, wait_until, write_fake_model
 from tiny_models import byte_level, write_tiny_llama, write_tokenizer
 
 from localrun.runner.convert.convert import convert
@@ -30,15 +30,11 @@ class Silent(Report):
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("hostile")
-    settings = {"MODELS": folder / "models", "CONTEXT_LENGTH": 256, "NUM_PARALLEL": 1}
-    daemon = Daemon(settings, folder / "daemon.log").wait_ready()
-    try:
+    with running(folder, CONTEXT_LENGTH=256, NUM_PARALLEL=1) as daemon:
         daemon.create("good", write_fake_model(folder / "good.gguf", {"echo": True}))
         yield daemon
         assert daemon.process.poll() is None
         assert daemon.chat("good", "still here")["message"]["content"] == "still here"
-    finally:
-        daemon.kill()
 
 
 # ---- no tokenizer, an unknown architecture, a part of a model

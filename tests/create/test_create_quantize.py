@@ -7,7 +7,7 @@ import psutil
 import pytest
 from create_steps import greedy, make, refusal, row
 from gguf_files import split
-from live import Daemon, wait_until
+from live import Daemon, running, wait_until
 from moe_model import write_moe_model
 
 from modelstore.gguf import read_header
@@ -20,14 +20,10 @@ def daemon(
     tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path, smollm2_f16: Path
 ) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("quantized")
-    settings = {"MODELS": folder / "models", "CONTEXT_LENGTH": 256, "NUM_PARALLEL": 1}
-    daemon = Daemon(settings, folder / "daemon.log")
-    try:
-        daemon.wait_ready().create("f16", smollm2_f16)
+    with running(folder, CONTEXT_LENGTH=256, NUM_PARALLEL=1) as daemon:
+        daemon.create("f16", smollm2_f16)
         daemon.create("q4_1", smollm2_path)
         yield daemon
-    finally:
-        daemon.kill()
 
 
 def blobs_of(daemon: Daemon) -> Path:

@@ -7,21 +7,15 @@ from pathlib import Path
 
 import pytest
 from create_steps import greedy, make, refusal, row, upload
-from live import Daemon
+from live import Daemon, running
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("splits")
-    daemon = Daemon(
-        {"MODELS": folder / "models", "CONTEXT_LENGTH": 256, "NUM_PARALLEL": 1},
-        folder / "daemon.log",
-    )
-    try:
-        daemon.wait_ready().create("whole", smollm2_path)
+    with running(folder, CONTEXT_LENGTH=256, NUM_PARALLEL=1) as daemon:
+        daemon.create("whole", smollm2_path)
         yield daemon
-    finally:
-        daemon.kill()
 
 
 def test_a_split_model_answers_as_the_unsplit_file(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from create_steps import make, refusal, upload
-from live import Client, Daemon, chat_body, wait_until, write_fake_model
+from live import Client, Daemon, chat_body, running, wait_until, write_fake_model
 
 Start = Callable[..., Daemon]
 Fake = Callable[..., Path]
@@ -17,12 +17,9 @@ Fake = Callable[..., Path]
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("texts")
-    daemon = Daemon({"MODELS": folder / "models"}, folder / "daemon.log").wait_ready()
-    try:
+    with running(folder) as daemon:
         daemon.create("base", write_fake_model(folder / "base.gguf", {"echo": True}))
         yield daemon
-    finally:
-        daemon.kill()
 
 
 def cli(daemon: Client, *arguments: str, stdin: str = "") -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live import Daemon, write_fake_model
+from live import Daemon, running, write_fake_model
 
 
 @pytest.fixture(scope="session")
@@ -13,9 +13,7 @@ def vectors_daemon(
 ) -> Iterator[Daemon]:
     """Serves `minilm` (converted from safetensors), `smol`, and `rank`, which is scripted."""
     folder = tmp_path_factory.mktemp("vectors")
-    daemon = Daemon({"MODELS": folder / "models", "CONTEXT_LENGTH": 1024}, folder / "daemon.log")
-    try:
-        daemon.wait_ready()
+    with running(folder, CONTEXT_LENGTH=1024) as daemon:
         modelfile = folder / "Modelfile"
         modelfile.write_text(f"FROM {minilm_folder}\n")
         code, _, error = daemon.cli("create", "minilm", "-f", str(modelfile))
@@ -23,5 +21,3 @@ def vectors_daemon(
         daemon.create("smol", smollm2_path)
         daemon.create("rank", write_fake_model(folder / "rank.gguf", {"pooling": "rank"}))
         yield daemon
-    finally:
-        daemon.kill()

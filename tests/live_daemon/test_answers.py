@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from live import Daemon, chat_body, wait_until
 
-from localrun.runner.fake import FakeVocab
+from localrun.runner.fake_script import FakeVocab
 
 Start = Callable[..., Daemon]
 Fake = Callable[..., Path]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live import Daemon, wait_until, write_fake_model
+from live import Daemon, running, wait_until, write_fake_model
 
 IS_FULL = os.environ.get("LOCALRUN_TEST_FULL") == "1"
 
@@ -229,18 +229,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon whose store, log and home have names that no reply may hold."""
     folder = tmp_path_factory.mktemp("someones-secret-home")
     # Nobody answers there: a pull fails at once, and without the network.
-    variables = {"MODELS": folder / "models", "CONTEXT_LENGTH": 256, "LOG_LEVEL": "debug"}
-    daemon = Daemon(variables, folder / "daemon.log")
-    try:
-        daemon.wait_ready()
+    with running(folder, CONTEXT_LENGTH=256, LOG_LEVEL="debug") as daemon:
         daemon.create("m", write_fake_model(folder / "m.gguf", {"pieces": ["ok ", "yes"]}))
         bad = write_fake_model(
             folder / "bad.gguf", {"pieces": ["x"], "chat_template": "{{ messages[99].nope.nope }}"}
         )
         daemon.create("bad-template", bad)
         yield daemon
-    finally:
-        daemon.kill()
 
 
 @settings(

@@ -3,24 +3,17 @@ the text is lost."""
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from answers import TOOLS, Outcome, call_reader, cuts, outcome, read
+from call_rows import JSON_LIMA, JSON_OSLO, LIMA, OSLO, ROWS, results
 
 from localrun.core import Tool, ToolCall
 from localrun.runner.output.calls import CallReader, new_call_id
-from localrun.runner.output.formats import FORMATS, GENERIC, CallFormat, format_of, inferred
+from localrun.runner.output.formats import GENERIC, format_of, inferred
 from localrun.runner.output.offered import Offered
 from localrun.runner.output.parts import Called, Said
-
-OSLO = ("get_weather", {"city": "Oslo"})
-LIMA = ("get_weather", {"city": "Lima"})
-JSON_OSLO = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
-JSON_LIMA = '{"name": "get_weather", "arguments": {"city": "Lima"}}'
-
-_ROWS = {row.name: row for row in FORMATS} | {"json": GENERIC}
 
 # (format, an answer, its text, its calls)
 WELL_FORMED: list[tuple[str, str, str, list[Any]]] = [
@@ -178,25 +171,17 @@ WELL_FORMED: list[tuple[str, str, str, list[Any]]] = [
 ]
 
 
-def results(
-    form: CallFormat, answer: str, *, is_cut: bool = False
-) -> Iterator[tuple[Outcome, int, list[str]]]:
-    for pieces in cuts(answer):
-        found, n_chars = outcome(read(call_reader(form), pieces, is_cut=is_cut))
-        yield found, n_chars, pieces
-
-
 @pytest.mark.parametrize(("form", "answer", "text", "calls"), WELL_FORMED)
 def test_a_call_is_the_same_however_the_answer_is_cut(
     form: str, answer: str, text: str, calls: list[Any]
 ) -> None:
-    for found, n_chars, pieces in results(_ROWS[form], answer):
+    for found, n_chars, pieces in results(ROWS[form], answer):
         assert found == Outcome(text, "", calls), pieces
         assert n_chars == len(answer)
 
 
 def test_every_row_of_the_table_has_an_answer_above() -> None:
-    assert {form for form, *_ in WELL_FORMED} == set(_ROWS)
+    assert {form for form, *_ in WELL_FORMED} == set(ROWS)
 
 
 # What models write that is not quite right: what it means is clear.
@@ -269,7 +254,7 @@ REPAIRED: list[tuple[str, str, list[Any]]] = [
 
 @pytest.mark.parametrize(("form", "answer", "calls"), REPAIRED)
 def test_what_is_clear_is_repaired(form: str, answer: str, calls: list[Any]) -> None:
-    for found, n_chars, pieces in results(_ROWS[form], answer):
+    for found, n_chars, pieces in results(ROWS[form], answer):
         assert found == Outcome("", "", calls), pieces
         assert n_chars == len(answer)
         json.dumps(found.calls).encode()
@@ -327,94 +312,9 @@ TEXTS = [
 
 @pytest.mark.parametrize(("form", "answer"), TEXTS)
 def test_what_is_no_call_is_text_as_it_was(form: str, answer: str) -> None:
-    for found, n_chars, pieces in results(_ROWS[form], answer):
+    for found, n_chars, pieces in results(ROWS[form], answer):
         assert found == Outcome(answer), pieces
         assert n_chars == len(answer)
-
-
-CUT_OFF = [
-    ("json", JSON_OSLO[:-1]),
-    ("json", '{"name": "write", "arguments": {"text": "half'),
-    ("tagged", f"<tool_call>{JSON_OSLO}"),
-    ("tagged", "<tool_call><function=write><parameter=text>half"),
-    ("mistral", '[TOOL_CALLS]write[ARGS]{"text": "x"'),
-]
-
-
-@pytest.mark.parametrize(("form", "answer"), CUT_OFF)
-def test_a_call_that_the_limit_cuts_is_text(form: str, answer: str) -> None:
-    for found, _, pieces in results(_ROWS[form], answer, is_cut=True):
-        assert found == Outcome(answer), pieces
-
-
-# (format, an answer, its text, its calls): of a list, what is whole is called.
-CUT_LISTS: list[tuple[str, str, str, list[Any]]] = [
-    ("json", f"[{JSON_OSLO}, {JSON_LIMA}, {{", "{", [OSLO, LIMA]),
-    ("json", f"[{JSON_OSLO}, {JSON_LIMA[:20]}", JSON_LIMA[:20], [OSLO]),
-    ("json", f"```json\n[{JSON_OSLO},\n", "", [OSLO]),
-    ("json", f"[{JSON_OSLO}", "", [OSLO]),
-    ("mistral", f"So.[TOOL_CALLS][{JSON_OSLO}, ", "So.", [OSLO]),
-    ("mistral", f'[TOOL_CALLS] [{JSON_OSLO}, {{"na', '{"na', [OSLO]),
-    ("nemotron", f"<TOOLCALL>[{JSON_OSLO}, {JSON_LIMA}]</TOOL", "</TOOL", [OSLO, LIMA]),
-]
-
-
-@pytest.mark.parametrize(("form", "answer", "text", "calls"), CUT_LISTS)
-def test_the_whole_calls_of_a_list_that_the_limit_cuts(
-    form: str, answer: str, text: str, calls: list[Any]
-) -> None:
-    for found, n_chars, pieces in results(_ROWS[form], answer, is_cut=True):
-        assert found == Outcome(text, "", calls), pieces
-        assert n_chars == len(answer)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        f'[{JSON_OSLO}, {{"name": "Ada"',
-        f'[{JSON_OSLO}, {{"city": "Lima"',
-        f"[{JSON_OSLO}, and so on",
-        f'[{{"city": "Lima"}}, {JSON_OSLO}, {{"na',
-    ],
-)
-def test_a_list_that_may_not_be_one_of_calls_is_text(answer: str) -> None:
-    for found, _, pieces in results(GENERIC, answer, is_cut=True):
-        assert found == Outcome(answer), pieces
-
-
-# What grammars allow, cut anywhere: (format, an answer, its calls).
-FORCED: list[tuple[str, str, list[Any]]] = [
-    ("json", f"[{JSON_OSLO}, {JSON_LIMA}]", [OSLO, LIMA]),
-    ("json", JSON_OSLO, [OSLO]),
-    ("mistral", f"[TOOL_CALLS][{JSON_OSLO}, {JSON_LIMA}]", [OSLO, LIMA]),
-    (
-        "tagged",
-        f"<tool_call>\n{JSON_OSLO}\n</tool_call>\n<tool_call>\n{JSON_LIMA}\n</tool_call>",
-        [OSLO, LIMA],
-    ),
-    ("llama", JSON_OSLO.replace("arguments", "parameters"), [OSLO]),
-    ("gemma4", f"[{JSON_OSLO}, {JSON_LIMA}]", [OSLO, LIMA]),
-]
-
-
-@pytest.mark.parametrize(("form", "answer", "calls"), FORCED)
-def test_a_forced_answer_that_the_limit_cuts_is_its_whole_calls_and_no_text(
-    form: str, answer: str, calls: list[Any]
-) -> None:
-    for n_chars in range(len(answer) + 1):
-        said = answer[:n_chars]
-        n_whole = said.count("}}")
-        for pieces in ([said], list(said)):
-            reader = CallReader(_ROWS[form], Offered(TOOLS), is_forced=True)
-            found, n_read = outcome(read(reader, pieces, is_cut=True))
-            assert found == Outcome(calls=calls[:n_whole]), pieces
-            assert n_read == n_chars
-
-
-def test_a_forced_answer_that_is_not_cut_loses_no_text() -> None:
-    reader = CallReader(_ROWS["tagged"], Offered(TOOLS), is_forced=True)
-    found, _ = outcome(read(reader, ['<tool_call>{"name": "Ada"}']))
-    assert found == Outcome('<tool_call>{"name": "Ada"}')
 
 
 # An answer with calls at `#`, and its text.
@@ -435,7 +335,7 @@ def test_a_text_among_calls_stays_where_it_is_and_apart(answer: str, expected: l
     answer = answer.replace("#", f"<tool_call>{JSON_OSLO}</tool_call>")
     for pieces in cuts(answer):
         said: list[str] = []
-        for part in read(call_reader(_ROWS["tagged"]), pieces):
+        for part in read(call_reader(ROWS["tagged"]), pieces):
             match part:
                 case Called():
                     said.append("#")
@@ -444,33 +344,6 @@ def test_a_text_among_calls_stays_where_it_is_and_apart(answer: str, expected: l
                 case Said(text=text) if text:
                     said.append(text)
         assert said == expected, pieces
-
-
-@pytest.mark.parametrize(
-    ("form", "answer"),
-    [
-        ("json", '{"city": "Oslo", "days": [1, 2, 3]}'),
-        ("json", '{"name": "Ada Lovelace", "born": 1815}'),
-        ("json", "[1, 2, 3]"),
-        ("tagged", "A tag such as <tool_call> stands in front of it, and then comes more text."),
-    ],
-)
-def test_ordinary_text_leaves_before_its_end(form: str, answer: str) -> None:
-    reader = call_reader(_ROWS[form])
-    held = longest = 0
-    for char in answer:
-        held += 1
-        held -= sum(part.n_chars for part in reader.feed(char))
-        longest = max(longest, held)
-    assert longest <= len("<tool_call> s") + 3
-
-
-def test_a_call_leaves_when_its_end_is_there() -> None:
-    reader = call_reader(_ROWS["tagged"])
-    fed = [*reader.feed(f"<tool_call>{JSON_OSLO}</tool_call>")]
-    assert [type(part) for part in fed] == [Called]
-    bare = call_reader()
-    assert [type(part) for part in bare.feed(JSON_OSLO)] == [Called]
 
 
 def test_ids_are_of_the_kind_that_clients_know_and_differ() -> None:
@@ -521,38 +394,3 @@ def test_a_marker_that_only_a_go_template_knows(
 ) -> None:
     for found, _, pieces in results(inferred(marker), answer):
         assert found == Outcome(text, "", calls), pieces
-
-
-# ---- cost
-
-
-class _Counted:
-    """How much text the steps of a reader are handed."""
-
-    def __init__(self, reader: CallReader) -> None:
-        self._reader = reader
-        self.n_seen = 0
-
-    def feed(self, text: str) -> None:
-        self.n_seen += len(self._reader._held) + len(self._reader._gathered._tail) + len(text)
-        list(self._reader.feed(text))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "word " * 20_000,
-        " \n" * 50_000,
-        '{"name": "write", "arguments": {"text": "' + "x{[ " * 25_000 + '"}}',
-        '<tool_call>{"name": "write", "arguments": {"text": "' + "x" * 100_000 + '"}}</tool_call>',
-        "<tool_call>" * 10_000,
-        '{"name": ' * 12_000,
-        "<tool_call>{" * 9_000,
-    ],
-)
-def test_an_answer_of_100_kb_is_not_looked_at_again_and_again(answer: str) -> None:
-    counted = _Counted(call_reader(_ROWS["tagged"]))
-    for place in range(0, len(answer), 4):
-        counted.feed(answer[place : place + 4])
-    # Held back are a marker's beginning and some white space at most.
-    assert counted.n_seen < 40 * len(answer)

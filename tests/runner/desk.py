@@ -7,7 +7,7 @@ from localrun.core import ChatPrompt, Done, Message, RawPrompt, SamplingParams, 
 from localrun.ipc.messages import Cancel, Outbox, Share, Submit
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.traffic import Remove, StepOutput, TokenOut
-from localrun.runner.fake import FakeVocab, Script
+from localrun.runner.fake_script import FakeVocab, Script
 from localrun.runner.prompt.prepare import PromptThread
 from localrun.runner.text import TextThread
 

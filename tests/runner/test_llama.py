@@ -1,170 +1,28 @@
 """llama.cpp for real: batching, sharing and yielding change nothing that a client could see; seeds
-repeat; misuse never ends the process."""
+repeat."""
 
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from real_engine import (
+    BOTH,
+    N_CTX,
+    PROMPTS,
+    REPETITIVE,
+    Bench,
+    assert_equal_to_near_ties,
+    generate,
+    load,
+    long_prompts,
+    open_pool,
+    text_of,
+)
 
-from localrun.core import SamplingParams
 from localrun.errors import BROKEN_LOGITS, EngineFailed
-from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.layout import Shape
-from localrun.runner.engine.sequence import Sequence
-from localrun.runner.engine.traffic import StepOutput
 from localrun.runner.llama import LlamaModel
 from localrun.runner.model import LoadRefused
-from localrun.spec import LoadSpec
-
-N_CTX = 256
-
-# Two logits that are closer than this may change places with the shape of a batch.
-NEAR_TIE = 0.5
-
-BOTH = pytest.mark.parametrize("kv_layout", ["unified", "split"])
-
-
-def spec_of(path: Path, **fields: Any) -> LoadSpec:
-    fields = {"n_ctx": N_CTX, "n_parallel": 4, "n_threads": 2, **fields}
-    return LoadSpec(str(path), "digest", **fields)
-
-
-def load(path: Path, **fields: Any) -> LlamaModel:
-    return LlamaModel(spec_of(path, **fields), lambda _fraction: None)
-
-
-@pytest.fixture(scope="module")
-def weights(smollm2_path: Path) -> LlamaModel:
-    """Loaded once for the whole file."""
-    return load(smollm2_path)
-
-
-@pytest.fixture
-def model(weights: LlamaModel) -> LlamaModel:
-    """The weights; every test makes the context that it needs around them."""
-    weights._spec = spec_of(Path(weights._spec.weights_path))
-    return weights
-
-
-@pytest.fixture(scope="module")
-def gemma(gemma3_path: Path) -> LlamaModel:
-    """A model with a sliding window."""
-    return load(gemma3_path)
-
-
-class Bench:
-    """An engine on a real model, stepped by hand; what it says is kept as tokens."""
-
-    def __init__(self, model: LlamaModel, **fields: Any) -> None:
-        # The weights are loaded once for all specs; llama.cpp's log has one receiver, too.
-        model._spec = spec = spec_of(Path(model._spec.weights_path), **fields)
-        self.model = model
-        model.host_tier_bytes = 1 << 30 if spec.host_tier_bytes is None else spec.host_tier_bytes
-        self.outputs: list[StepOutput] = []
-        self.n_ctx = spec.n_ctx
-        self.engine = Engine(model, spec, self.outputs.append)
-        self.sequences: list[Sequence] = []
-        self.failed: dict[int, Exception] = {}
-
-    def submit(self, tokens: list[int], **params: Any) -> Sequence:
-        params = {"temperature": 0, **params}
-        number = len(self.sequences)
-        sequence = Sequence(number, list(tokens), SamplingParams(**params), self.n_ctx)
-        self.sequences.append(sequence)
-        self.engine.inbox.put(sequence)
-        return sequence
-
-    def step(self) -> None:
-        self.outputs.clear()
-        self.engine.step()
-        self.failed |= {s.id: error for output in self.outputs for s, error in output.failed}
-
-    def finish(self) -> list[list[int]]:
-        """Steps until nobody is left; the completion of every sequence so far."""
-        self.step()
-        while not self.engine.is_idle:
-            self.step()
-        return [s.tokens[s.n_prompt :] for s in self.sequences]
-
-    def count(self, name: str) -> float:
-        return self.engine.stats().values[name]
-
-
-def generate(model: LlamaModel, prompts: list[str], **params: Any) -> list[str]:
-    """The texts of prompts that run together."""
-    bench = Bench(model)
-    for prompt in prompts:
-        bench.submit(model.vocab.tokenize(prompt), **params)
-    completions = bench.finish()
-    assert not bench.failed
-    return [text_of(model, tokens) for tokens in completions]
-
-
-def text_of(model: LlamaModel, tokens: Iterable[int]) -> str:
-    return b"".join(model.vocab.token_bytes(token) for token in tokens).decode("utf-8", "replace")
-
-
-def open_pool(model: LlamaModel, n_cells: int, n_ids: int = 4, n_ctx: int = N_CTX) -> None:
-    model.open(Shape("unified", n_ctx, n_ids, n_ids, n_cells, None))
-
-
-def prefill(model: LlamaModel, kv_id: int, tokens: Seq[int], start: int = 0) -> int:
-    """Evaluates `tokens` behind the `start` that the sequence has; logits of the last one."""
-    n = len(tokens)
-    positions = range(start, start + n)
-    return model.forward(tokens, positions, [kv_id] * n, [False] * (n - 1) + [True])
-
-
-def greedy(model: LlamaModel, kv_id: int, n: int) -> list[int]:
-    """The next `n` tokens of a sequence whose logits are there."""
-    said = [model.greedy()[0]]
-    while len(said) < n:
-        assert prefill(model, kv_id, said[-1:], model.n_positions(kv_id)) == 0
-        said.append(model.greedy()[0])
-    return said
-
-
-def logits_gap(model: LlamaModel, tokens: list[int]) -> float:
-    """How far the likeliest next token is ahead of the second, computed alone."""
-    open_pool(model, 2048, n_ids=1, n_ctx=2048)
-    for start in range(0, len(tokens), model.n_batch):
-        assert prefill(model, 0, tokens[start : start + model.n_batch], start) == 0
-    second, first = np.sort(model._logits()[0])[-2:]
-    return float(first - second)
-
-
-def assert_equal_to_near_ties(
-    model: LlamaModel, prompts: list[list[int]], got: list[list[int]], want: list[list[int]]
-) -> None:
-    """Where two completions part, the two likeliest tokens were about equally likely."""
-    for prompt, one, other in zip(prompts, got, want, strict=True):
-        if one == other:
-            continue
-        n = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-        assert n is not None, "one of them ended early"
-        assert logits_gap(model, prompt + one[:n]) < NEAR_TIE
-
-
-REPETITIVE = "red green red green red green red green red"
-
-PROMPTS = [
-    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
-    "The first ten numbers are one, two, three, four, five,",
-    "def fibonacci(n):\n",
-]
-
-
-def long_prompts(model: LlamaModel, n: int, n_tokens: int = 150) -> list[list[int]]:
-    """Prompts that differ from their first token on."""
-    words = "The river ran past the old mill, and the miller's daughter counted the boats. "
-    return [
-        model.vocab.tokenize(f"{number} {'is where it began. ' * number}{words * 20}")[:n_tokens]
-        for number in range(1, n + 1)
-    ]
-
 
 # ---- batches and sampling
 
@@ -244,144 +102,6 @@ def test_a_row_without_numbers_fails_its_sequence_and_no_other(
     assert error.code == BROKEN_LOGITS
     assert text_of(model, first.tokens[first.n_prompt :]) == alone[0]
     assert bench.count("requests_failed_total") == 1
-
-
-# ---- cells
-
-
-@BOTH
-def test_a_restored_state_is_the_one_that_was_saved(model: LlamaModel, kv_layout: Any) -> None:
-    model.open(Shape(kv_layout, N_CTX, 4, 4, 4 * N_CTX, None))
-    (prompt,) = long_prompts(model, 1)
-    assert prefill(model, 0, prompt) == 0
-    want = greedy(model, 0, 5)
-    model.trim(0, len(prompt))
-    saved = bytes(model.save(0))
-    assert len(saved) == model.state_bytes(0)
-    model.trim(0, 0)
-    assert model.restore(0, saved)
-    assert model.n_positions(0) == len(prompt)
-    assert bytes(model.save(0)) == saved
-    model.trim(0, 0)
-    assert model.restore(2, saved)  # under another id as well
-    model.trim(2, len(prompt) - 1)
-    assert prefill(model, 2, prompt[-1:], len(prompt) - 1) == 0
-    assert greedy(model, 2, 5) == want
-
-
-def test_a_pool_takes_exactly_its_cells_and_goes_on_after_a_trim(model: LlamaModel) -> None:
-    bench = Bench(model, n_parallel=4, kv_layout="unified", kv_pool=256)
-    prompts = long_prompts(model, 3, 60)
-    ledger = bench.engine._cache.ledger
-    for kv_id, prompt in enumerate(prompts):
-        assert prefill(model, kv_id, prompt) == 0
-        ledger.grow(kv_id, len(prompt))
-    model.copy(0, 3, 50)
-    ledger.fork(0, 3, 50)
-    for _ in range(3):  # interleaved, as decodes are
-        assert (
-            model.forward([5] * 4, [*[ledger.length(n) for n in range(4)]], range(4), [1] * 4) == 0
-        )
-        for kv_id in range(4):
-            ledger.grow(kv_id, 1)
-    n_free = ledger.n_free
-    assert n_free == 256 - 3 * 60 - 4 * 3
-    assert prefill(model, 3, [5] * n_free, ledger.length(3)) == 0
-    ledger.grow(3, n_free)
-    assert prefill(model, 1, [5], ledger.length(1)) == 1
-    assert model.n_positions(1) == ledger.length(1)  # nothing has changed
-    model.trim(0, 0)
-    ledger.trim(0, 0)
-    assert ledger.n_free == 60 + 3 - 50
-    assert prefill(model, 1, [5] * ledger.n_free, ledger.length(1)) == 0
-    ledger.grow(1, ledger.n_free)
-    assert prefill(model, 2, [5], ledger.length(2)) == 1
-
-
-def test_a_state_that_does_not_fit_a_full_pool_changes_nothing(model: LlamaModel) -> None:
-    open_pool(model, 256, n_ids=3)
-    prompts = long_prompts(model, 2, 130)
-    assert prefill(model, 0, prompts[0]) == 0
-    saved = model.save(0)
-    assert model.restore(1, saved) is False
-    assert model.n_positions(1) == 0
-    assert prefill(model, 2, prompts[1][:126]) == 0
-    assert model.restore(1, saved) is False
-    assert (model.n_positions(0), model.n_positions(2)) == (130, 126)
-    model.trim(2, 0)
-    model.trim(0, 0)
-    assert model.restore(1, saved) is True
-    assert model.n_positions(1) == 130
-
-
-def test_a_fork_says_what_a_fresh_prefill_says(model: LlamaModel) -> None:
-    open_pool(model, 1024)
-    (prompt,) = long_prompts(model, 1)
-    assert prefill(model, 0, prompt) == 0
-    want = greedy(model, 0, 10)
-    model.copy(0, 1, 100)
-    assert model.n_positions(1) == 100
-    assert prefill(model, 1, prompt[100:], 100) == 0
-    got = greedy(model, 1, 10)
-    model.trim(0, 0)  # the fork keeps what it shared
-    assert prefill(model, 1, got[-1:], model.n_positions(1)) == 0
-    assert_equal_to_near_ties(model, [prompt], [got], [want])
-
-
-@pytest.mark.parametrize("kv_id", [-1, 4, 1000])
-def test_ids_that_would_abort_the_process_are_refused(model: LlamaModel, kv_id: int) -> None:
-    open_pool(model, 256)
-    calls: list[Callable[[], object]] = [
-        lambda: model.trim(kv_id, 0),
-        lambda: model.n_positions(kv_id),
-        lambda: model.copy(kv_id, 0, 1),
-        lambda: model.copy(0, kv_id, 1),
-        lambda: model.state_bytes(kv_id),
-        lambda: model.save(kv_id),
-        lambda: model.restore(kv_id, b"state"),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError, match="is not below 4"):
-            call()
-
-
-def test_split_cells_have_one_owner(model: LlamaModel) -> None:
-    model.open(Shape("split", N_CTX, 2, 2, 2 * N_CTX, None))
-    assert prefill(model, 0, [1, 2, 3]) == 0
-    with pytest.raises(ValueError, match="unified"):
-        model.copy(0, 1, 2)
-
-
-@pytest.mark.parametrize("state", [b"", b"no state", b"\0" * 5000])
-def test_bytes_that_are_no_state_are_not_restored(model: LlamaModel, state: bytes) -> None:
-    open_pool(model, 256)
-    assert model.restore(0, state) is False
-    assert model.n_positions(0) == 0
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        ([], [], [], []),
-        ([1] * 513, list(range(513)), [0] * 513, [False] * 513),
-        ([1], [0], [4], [True]),
-        ([1], [0], [-1], [True]),
-        ([1] * 5, list(range(5)), [0] * 5, [True] * 5),
-    ],
-    ids=["no rows", "too many rows", "id too high", "negative id", "too many outputs"],
-)
-def test_rows_that_would_abort_the_process_are_refused(model: LlamaModel, rows: Any) -> None:
-    open_pool(model, 256)
-    with pytest.raises(ValueError, match=r"rows|ids"):
-        model.forward(*rows)
-
-
-def test_output_rows_out_of_range_are_refused(model: LlamaModel) -> None:
-    open_pool(model, 256)
-    sampler = model.sampler(SamplingParams(), [])
-    with pytest.raises(ValueError, match="row"):
-        sampler.sample(0)
-    sampler.close()
 
 
 # ---- sharing and yielding

@@ -1,4 +1,4 @@
-"""Decisions alone: who enters, who evaluates how many rows, who yields, and whose turn it is."""
+"""Decisions alone: who enters, who evaluates how many rows, and who yields."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sequences import make, prompt, stream
 
-from localrun.core import SamplingParams
 from localrun.runner.engine.scheduler import (
     DETERMINISTIC_ROWS,
     DYNAMIC_DELAY_S,
@@ -17,7 +17,6 @@ from localrun.runner.engine.scheduler import (
     STATIC_DELAY_S,
     Budget,
     Expectation,
-    FairLine,
     batch_may_start,
     next_to_enter,
     plan_step,
@@ -25,22 +24,6 @@ from localrun.runner.engine.scheduler import (
 from localrun.runner.engine.sequence import Sequence
 
 BUDGET = Budget(alone=16, beside=8)
-
-
-def make(name: int, n_prompt: int, n_done: int = 0, *, client: str = "", **params: Any) -> Sequence:
-    made = Sequence(name, [0] * n_prompt, SamplingParams(**params), n_ctx=10_000, client=client)
-    made.n_done = n_done
-    return made
-
-
-def prompt(name: int, n_rows: int, n_done: int = 0, **params: Any) -> Sequence:
-    """One with `n_rows` prompt tokens to evaluate."""
-    return make(name, n_done + n_rows, n_done, **params)
-
-
-def stream(name: int, n_cells: int = 10, **params: Any) -> Sequence:
-    """One that decodes."""
-    return make(name, n_cells + 1, n_cells, **params)
 
 
 def decide(
@@ -350,121 +333,6 @@ def test_when_a_batch_may_start(
     assert may is expected
 
 
-# ---- whose turn it is
-
-
-class Line:
-    """A FairLine that is told of clients by letters: `a10` asks for 10 tokens for `a`."""
-
-    def __init__(self) -> None:
-        self.line = FairLine()
-        self.made: list[Sequence] = []
-
-    def join(self, *wishes: str) -> list[Sequence]:
-        joined = []
-        for wish in wishes:
-            n_tokens = int(wish[1:])
-            one = make(len(self.made), n_tokens - 1, client=wish[0], num_predict=1)
-            self.made.append(one)
-            self.line.join(one)
-            joined.append(one)
-        return joined
-
-    def serve(self, n: int) -> str:
-        """The clients of the next `n` to get slots."""
-        return "".join(self._serve_one() for _ in range(n))
-
-    def _serve_one(self) -> str:
-        first = next(iter(self.line))
-        self.line.leave(first)
-        return first.client
-
-
-@pytest.mark.parametrize(
-    ("wishes", "order"),
-    [
-        ([], ""),
-        (["a10", "a900", "a10"], "aaa"),
-        (["a10", "b10"], "ab"),
-        (["a10", "a10", "a10", "b10", "b10", "b10"], "ababab"),
-        (["a10", "a10", "a10", "b10"], "abaa"),
-        (["a10", "a10", "a10", "a10", "b20", "b20"], "abaaba"),
-        (["a10", "a10", "b10", "b10", "c10", "c10"], "abcabc"),
-        (["a1000", "a10", "b10", "b10", "b10"], "abbba"),
-    ],
-)
-def test_clients_take_turns_by_the_tokens_they_ask_for(wishes: list[str], order: str) -> None:
-    line = Line()
-    line.join(*wishes)
-    assert len(line.line) == len(wishes)
-    assert bool(line.line) == bool(wishes)
-    assert line.serve(len(wishes)) == order
-
-
-def test_one_client_is_served_in_order_of_arrival() -> None:
-    line = Line()
-    joined = line.join("a10", "a900", "a10", "a1")
-    assert list(line.line) == joined
-
-
-def test_a_late_client_waits_for_nobodys_queue_and_is_paid_nothing_for_its_past() -> None:
-    line = Line()
-    line.join(*["a10"] * 8)
-    assert line.serve(4) == "aaaa"
-    line.join(*["b10"] * 6)
-    assert line.serve(10) == "bababababb"
-
-
-def test_a_client_that_cancels_does_not_push_others_behind_its_queue() -> None:
-    line = Line()
-    *_, last = line.join(*["a10"] * 8)
-    line.line.leave(last)
-    line.join("b10", "b10")
-    assert line.serve(9) == "abab" + "aaaaa"
-
-
-def test_one_that_overtakes_does_not_push_newcomers_back() -> None:
-    line = Line()
-    joined = line.join(*["a10"] * 8)
-    line.line.leave(joined[6])
-    line.join("b10")
-    assert line.serve(3) == "aba"
-
-
-def test_an_empty_line_forgets_who_was_there() -> None:
-    line = Line()
-    line.join("a1000")
-    line.serve(1)
-    line.join("a10", "b10", "a10")
-    assert line.serve(3) == "aba"
-
-
-def test_a_sequence_that_does_not_wait_cannot_leave() -> None:
-    line = Line()
-    (one,) = line.join("a10")
-    assert line.line.find(one.id) is one
-    assert line.line.find(99) is None
-    line.line.leave(one)
-    assert line.line.find(one.id) is None
-    with pytest.raises(ValueError, match="not in list"):
-        line.line.leave(one)
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(2, 50)), min_size=2, max_size=60))
-def test_two_clients_that_wait_get_equal_shares(wishes: list[tuple[str, int]]) -> None:
-    """At any time while both wait: no further apart than the largest requests of both."""
-    line = FairLine()
-    for name, (client, n_tokens) in enumerate(wishes):
-        line.join(make(name, n_tokens - 1, client=client, num_predict=1))
-    bound = sum(max((n for client, n in wishes if client == name), default=0) for name in "ab")
-    got = {"a": 0, "b": 0}
-    while {s.client for s in line} == {"a", "b"}:
-        first = next(iter(line))
-        line.leave(first)
-        got[first.client] += first.n_prompt + 1
-        assert abs(got["a"] - got["b"]) <= bound
-
-
 # ---- what is expected
 
 
@@ -513,66 +381,3 @@ def test_cells_are_kept_for_the_expected_completion(
     sequence = make(1, 5, num_predict=num_predict)
     sequence.tokens += [7] * n_said
     assert Expectation(n_completion=n_expected, share=0.5).growth(sequence) == growth
-
-
-# ---- one sequence
-
-
-@pytest.mark.parametrize(
-    ("n_prompt", "num_predict", "n_ctx", "n_predict"),
-    [
-        (3, 2, 100, 2),
-        (3, -1, 100, 97),
-        (3, -2, 100, 97),
-        (3, 500, 100, 97),
-        (3, 0, 100, 0),
-        (100, -1, 100, 0),
-        (150, 5, 100, 0),
-    ],
-)
-def test_a_completion_ends_with_num_predict_or_the_window(
-    n_prompt: int, num_predict: int, n_ctx: int, n_predict: int
-) -> None:
-    params = SamplingParams(num_predict=num_predict)
-    sequence = Sequence(1, [0] * n_prompt, params, n_ctx=n_ctx)
-    assert sequence.n_predict == n_predict
-    reasons = [sequence.take(7, is_end=False, now_ns=n) for n in range(1, n_predict + 1)]
-    assert reasons[:-1] == [None] * len(reasons[:-1])
-    assert reasons[-1:] == ["length"] * len(reasons[-1:])
-    assert sequence.n_completion == n_predict
-
-
-@pytest.mark.parametrize(("cap", "n_ctx", "n_predict"), [(50, 50, 47), (200, 100, 97), (2, 2, 0)])
-def test_a_window_only_shrinks(cap: int, n_ctx: int, n_predict: int) -> None:
-    sequence = Sequence(1, [0] * 3, SamplingParams(), n_ctx=100)
-    sequence.cap(cap)
-    assert (sequence.n_ctx, sequence.n_predict) == (n_ctx, n_predict)
-
-
-def test_an_end_token_is_not_part_of_the_completion() -> None:
-    sequence = make(1, 1)
-    assert sequence.take(7, is_end=True, now_ns=5) == "stop"
-    assert sequence.n_completion == 0
-    assert (sequence.first_token_ns, sequence.last_token_ns) == (5, 5)
-
-
-def test_a_sequence_knows_its_first_and_last_token() -> None:
-    sequence = make(1, 4, n_done=4)
-    assert sequence.n_pending == 0
-    for now_ns in (5, 6, 9):
-        sequence.take(7, is_end=False, now_ns=now_ns)
-    assert (sequence.first_token_ns, sequence.last_token_ns) == (5, 9)
-    assert (sequence.n_pending, sequence.n_completion) == (3, 3)
-
-
-@pytest.mark.parametrize(
-    ("kv_id", "n_done", "is_held"), [(0, 39, True), (0, 40, False), (-1, 39, False)]
-)
-def test_a_sequence_is_held_while_its_leader_computes(
-    kv_id: int, n_done: int, is_held: bool
-) -> None:
-    leader, follower = make(1, 50, n_done), make(2, 50)
-    assert not follower.is_held
-    leader.kv_id = kv_id
-    follower.leader, follower.n_awaited = leader, 40
-    assert follower.is_held is is_held

@@ -15,8 +15,8 @@ from localrun.core import (
     ToolChoice,
 )
 from localrun.ipc.messages import Failed, Progressed, Submit
-from localrun.runner import fake
 from localrun.runner.engine.traffic import Remove, TokenOut
+from localrun.runner.fake_script import END
 from localrun.runner.model import Likelihoods
 
 NOW = Tool("now", "Tells the time.")
@@ -27,7 +27,7 @@ THINKING = PLAIN + "{# <think></think> #}"
 OPENING = PLAIN + "{# </think> #}<think>\n"
 BOTH = TOOLS + "{# <think></think> #}"
 
-_FIRST_CONTROL = fake._END + 10  # where the scripted vocabulary has nothing but control tokens
+_FIRST_CONTROL = END + 10  # where the scripted vocabulary has nothing but control tokens
 
 
 def chat(number: int = 1, **wishes: Any) -> Submit:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Daemon, write_fake_model
+from live import Daemon, running, write_fake_model
 
 # Names the model, which is made when it is asked for first.
 Scripted = Callable[..., str]
@@ -15,12 +15,8 @@ Scripted = Callable[..., str]
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon whose windows have a hundred tokens."""
     folder = tmp_path_factory.mktemp("sampling")
-    settings = {"MODELS": folder / "models", "CONTEXT_LENGTH": 100, "MAX_LOADED_MODELS": 100}
-    daemon = Daemon(settings, folder / "daemon.log")
-    try:
-        yield daemon.wait_ready()
-    finally:
-        daemon.kill()
+    with running(folder, CONTEXT_LENGTH=100, MAX_LOADED_MODELS=100) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="module")

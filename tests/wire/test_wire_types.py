@@ -4,15 +4,33 @@ import copy
 import json
 import os
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from field_types import (
+    CALL,
+    CALL_FIELDS,
+    LOADING,
+    LOADING_FIELDS,
+    NATIVE,
+    NATIVE_FIELDS,
+    NUMBER,
+    OPTION_FIELDS,
+    SAMPLING,
+    SAMPLING_FIELDS,
+    SCHEMA,
+    TEXT,
+    TOOL,
+    TOOL_FIELDS,
+    VALUES,
+    Route,
+    below,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vendor_bodies import anthropic, chat_completions, responses
 
 from localrun.errors import BadRequest, NotRemembered, Unsupported
-from localrun.options import OPTIONS
 from localrun.wire.anthropic import decode_count_tokens, decode_messages
 from localrun.wire.completions import decode_completions
 from localrun.wire.embeddings import (
@@ -35,358 +53,6 @@ from localrun.wire.openai import decode_chat_completions
 from localrun.wire.responses import decode_responses
 
 REFUSALS = (BadRequest, Unsupported, NotRemembered)
-
-# Of each type a value that programs take for false, and one that they do not.
-VALUES: dict[str, tuple[Any, ...]] = {
-    "bool": (False, True),
-    "int": (0, 1),
-    "float": (0.25, -1.5),
-    "str": ("", "x"),
-    "list": ([], [0], [[]]),
-    "object": ({}, {"x": 0}),
-}
-NUMBER = "int float"
-
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-SCHEMA_FIELDS = {
-    "type": "str list",
-    "properties": "object",
-    "required": "list",
-    "required[0]": "str",
-}
-FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
-FUNCTION_FIELDS = {
-    "name": "str",
-    "description": "str",
-    "parameters": "object",
-    "strict": "bool",
-    **{f"parameters.{name}": types for name, types in SCHEMA_FIELDS.items()},
-}
-TOOL = {"type": "function", "function": FUNCTION}
-TOOL_FIELDS = {
-    "tools": "list",
-    "tools[0]": "object",
-    "tools[0].type": "str",
-    "tools[0].function": "object",
-    **{f"tools[0].function.{name}": types for name, types in FUNCTION_FIELDS.items()},
-}
-CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"city": "Oslo"}}}
-CALL_FIELDS = {
-    "tool_calls": "list",
-    "tool_calls[0]": "object",
-    "tool_calls[0].id": "str",
-    "tool_calls[0].function": "object",
-    "tool_calls[0].function.name": "str",
-    "tool_calls[0].function.arguments": "object str",
-}
-TEXT = {"type": "text", "text": "hi"}
-OPTION_TYPES = {
-    "integer": f"{NUMBER} str",
-    "number": f"{NUMBER} str",
-    "boolean": "bool",
-    "strings": "str list",
-    "numbers": f"{NUMBER} str list",
-    "choice": "str",
-    "biases": "object str",
-}
-OPTION_FIELDS = {f"options.{name}": OPTION_TYPES[row.kind] for name, row in OPTIONS.items()}
-LOADING = {"model": "m", "options": {}, "keep_alive": 1}
-LOADING_FIELDS = {
-    "model": "str",
-    "options": "object",
-    "keep_alive": f"{NUMBER} str",
-    **OPTION_FIELDS,
-}
-NATIVE = {**LOADING, "stream": False, "logprobs": True}
-NATIVE_FIELDS = {
-    **LOADING_FIELDS,
-    "stream": "bool",
-    "format": "str object",
-    "think": "bool str",
-    "truncate": "bool",
-    "shift": "bool",
-    "logprobs": "bool",
-    "top_logprobs": "int",
-}
-SAMPLING_FIELDS = {
-    "model": "str",
-    "stream": "bool",
-    "stream_options": "object",
-    "stream_options.include_usage": "bool",
-    "max_tokens": NUMBER,
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "frequency_penalty": NUMBER,
-    "presence_penalty": NUMBER,
-    "seed": NUMBER,
-    "stop": "str list",
-    "stop[0]": "str",
-    "n": "int",
-    "logit_bias": "object",
-    "logit_bias[a]": "",
-    "response_format": "object",
-    "response_format.type": "str",
-    "response_format.json_schema": "object",
-    "response_format.json_schema.schema": "object",
-}
-SAMPLING = {
-    "model": "m",
-    "stream_options": {},
-    "stop": ["a"],
-    "logit_bias": {},
-    "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
-}
-
-
-class Route(NamedTuple):
-    """A body that is right, and the types that each of its fields may have beside null."""
-
-    decode: Callable[[bytes], object]
-    body: dict[str, Any]
-    fields: dict[str, str]
-
-
-def _below(path: str, fields: dict[str, str]) -> dict[str, str]:
-    return {f"{path}.{name}": types for name, types in fields.items()}
-
-
-def _anthropic(decode: Callable[[bytes], object], *, answers: bool) -> Route:
-    tool = {"type": "custom", "name": "f", "description": "d", "input_schema": SCHEMA}
-    blocks = [
-        TEXT,
-        {"type": "tool_result", "tool_use_id": "t", "content": [TEXT], "is_error": True},
-        {
-            "type": "document",
-            "source": {"type": "text", "data": "x"},
-            "title": "t",
-            "context": "c",
-        },
-        {"type": "document", "source": {"type": "content", "content": [TEXT]}},
-        {"type": "search_result", "title": "t", "content": [TEXT]},
-    ]
-    said = [
-        {"type": "thinking", "thinking": "Hm."},
-        {"type": "tool_use", "id": "t", "name": "f", "input": {"city": "Oslo"}},
-    ]
-    body = {
-        "model": "m",
-        "max_tokens": 9,
-        "messages": [
-            {"role": "assistant", "content": said},
-            {"role": "user", "content": blocks},
-        ],
-        "system": [TEXT],
-        "tools": [{**tool, "strict": True}],
-        "tool_choice": {"type": "tool", "name": "f"},
-        "thinking": {"type": "enabled"},
-        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
-    }
-    fields = {
-        "model": "str",
-        "messages": "list",
-        "messages[0]": "object",
-        "messages[0].role": "str",
-        "messages[0].content": "str list",
-        "messages[0].content[0]": "object",
-        "messages[0].content[0].type": "str",
-        "messages[0].content[0].thinking": "str",
-        "messages[0].content[1].type": "str",
-        "messages[0].content[1].id": "str",
-        "messages[0].content[1].name": "str",
-        "messages[0].content[1].input": "object str",
-        "messages[1].content[0].type": "str",
-        "messages[1].content[0].text": "str",
-        "messages[1].content[1].tool_use_id": "str",
-        "messages[1].content[1].content": "str list",
-        "messages[1].content[1].content[0]": "object",
-        "messages[1].content[1].is_error": "bool",
-        "messages[1].content[2].source": "object",
-        "messages[1].content[2].source.type": "str",
-        "messages[1].content[2].source.data": "str",
-        "messages[1].content[2].title": "str",
-        "messages[1].content[2].context": "str",
-        "messages[1].content[3].source.content": "str list",
-        "messages[1].content[4].title": "str",
-        "messages[1].content[4].content": "str list",
-        "system": "str list",
-        "system[0]": "object",
-        "system[0].type": "str",
-        "system[0].text": "str",
-        "tools": "list",
-        "tools[0]": "object",
-        "tools[0].type": "str",
-        "tools[0].name": "str",
-        "tools[0].description": "str",
-        "tools[0].input_schema": "object",
-        **_below("tools[0].input_schema", SCHEMA_FIELDS),
-        "tools[0].strict": "bool",
-        "tool_choice": "object",
-        "tool_choice.type": "str",
-        "tool_choice.name": "str",
-        "tool_choice.disable_parallel_tool_use": "bool",
-        "thinking": "object",
-        "thinking.type": "str",
-        "thinking.display": "str",
-        "output_config": "object",
-        "output_config.effort": "str",
-        "output_config.format": "object",
-        "output_config.format.type": "str",
-        "output_config.format.schema": "object",
-        "mcp_servers": "list",
-        "compaction": "",
-        "thread": "",
-    }
-    limits = {
-        "max_tokens": NUMBER,
-        "stream": "bool",
-        "temperature": NUMBER,
-        "top_p": NUMBER,
-        "top_k": NUMBER,
-        "stop_sequences": "list",
-    }
-    return Route(decode, body, fields | (limits if answers else {}))
-
-
-def _responses() -> Route:
-    part = {"type": "input_text", "text": "hi"}
-    body = {
-        "model": "m",
-        "input": [
-            {"type": "message", "role": "user", "content": [part]},
-            {
-                "type": "reasoning",
-                "content": [{"type": "reasoning_text", "text": "Hm."}],
-                "summary": [{"type": "summary_text", "text": "Hm."}],
-            },
-            {"type": "reasoning", "encrypted_content": "Hm."},
-            {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
-            {"type": "function_call_output", "call_id": "c", "output": [part]},
-        ],
-        "reasoning": {},
-        "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
-        "tools": [
-            {"type": "function", **FUNCTION},
-            {
-                "type": "namespace",
-                "name": "s",
-                "tools": [{"type": "function", "name": "g", "parameters": SCHEMA}],
-            },
-        ],
-        "include": ["message.output_text.logprobs"],
-    }
-    fields = {
-        "model": "str",
-        "input": "str list",
-        "input[0]": "object",
-        "input[0].type": "str",
-        "input[0].role": "str",
-        "input[0].content": "str list",
-        "input[0].content[0]": "object",
-        "input[0].content[0].type": "str",
-        "input[0].content[0].text": "str",
-        "input[1].type": "str",
-        "input[1].content": "list",
-        "input[1].content[0].type": "str",
-        "input[1].content[0].text": "str",
-        "input[1].summary": "list",
-        "input[2].encrypted_content": "str",
-        "input[3].name": "str",
-        "input[3].arguments": "object str",
-        "input[3].call_id": "str",
-        "input[3].namespace": "str",
-        "input[4].output": "str list",
-        "input[4].call_id": "str",
-        "input[4].name": "str",
-        "input[4].namespace": "str",
-        "instructions": "str",
-        "max_output_tokens": NUMBER,
-        "temperature": NUMBER,
-        "top_p": NUMBER,
-        "reasoning": "object",
-        "reasoning.effort": "str",
-        "reasoning.summary": "str",
-        "reasoning.generate_summary": "str",
-        "text": "object",
-        "text.format": "object",
-        "text.format.type": "str",
-        "text.format.schema": "object",
-        "text.verbosity": "str",
-        "tools": "list",
-        "tools[0]": "object",
-        "tools[0].type": "str",
-        **_below("tools[0]", FUNCTION_FIELDS),
-        "tools[1].name": "str",
-        "tools[1].tools": "list",
-        "tools[1].tools[0]": "object",
-        "tool_choice": "str object",
-        "parallel_tool_calls": "bool",
-        "stream": "bool",
-        "include": "list",
-        "include[0]": "str",
-        "top_logprobs": "int",
-        "truncation": "str",
-        "metadata": "object",
-        "max_tool_calls": "int",
-        "user": "str",
-        "safety_identifier": "str",
-        "prompt_cache_key": "str",
-        "previous_response_id": "str",
-        "conversation": "str object",
-        "background": "bool",
-        "prompt": "object",
-        "context_management": "list",
-        "moderation": "object",
-    }
-    return Route(decode_responses, body, fields)
-
-
-def _chat_completions() -> Route:
-    call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
-    body = {
-        **SAMPLING,
-        "messages": [
-            {"role": "assistant", "content": [TEXT], "tool_calls": [call]},
-            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
-            {"role": "tool", "content": "x"},
-        ],
-        "tools": [TOOL],
-        "logprobs": True,
-        "modalities": ["text"],
-        "reasoning": {},
-    }
-    fields = {
-        **SAMPLING_FIELDS,
-        "messages": "list",
-        "messages[0]": "object",
-        "messages[0].role": "str",
-        "messages[0].content": "str list",
-        "messages[0].content[0]": "object",
-        "messages[0].content[0].type": "str",
-        "messages[0].content[0].text": "str",
-        **_below("messages[0]", CALL_FIELDS),
-        "messages[0].reasoning": "str",
-        "messages[0].reasoning_content": "str",
-        "messages[1].function_call": "object",
-        "messages[1].function_call.name": "str",
-        "messages[1].function_call.arguments": "str",
-        "messages[2].tool_call_id": "str",
-        "messages[2].name": "str",
-        "max_completion_tokens": NUMBER,
-        **TOOL_FIELDS,
-        "tool_choice": "str object",
-        "parallel_tool_calls": "bool",
-        "reasoning_effort": "str",
-        "reasoning": "object",
-        "reasoning.effort": "str",
-        "logprobs": "bool",
-        "top_logprobs": "int",
-        "functions": "list",
-        "function_call": "str object",
-        "modalities": "list",
-        "modalities[0]": "str",
-        "web_search_options": "",
-    }
-    return Route(decode_chat_completions, body, fields)
 
 
 CHOICE = {
@@ -471,7 +137,7 @@ ROUTES = FORMS | {
             "messages[0].content[0].text": "str",
             "messages[0].thinking": "str",
             "messages[0].images": "list",
-            **_below("messages[0]", CALL_FIELDS),
+            **below("messages[0]", CALL_FIELDS),
             "messages[1].tool_name": "str",
             "messages[1].tool_call_id": "str",
             **TOOL_FIELDS,
@@ -568,7 +234,7 @@ ROUTES = FORMS | {
         {"models": ["m"]},
         {"models": "list", "models[0]": "str", "model": "str", "repair": "bool", "stream": "bool"},
     ),
-    "/v1/chat/completions": _chat_completions(),
+    "/v1/chat/completions": chat_completions(),
     "/v1/completions": Route(
         decode_completions,
         {**SAMPLING, "prompt": ["a"]},
@@ -582,7 +248,7 @@ ROUTES = FORMS | {
             "best_of": "int",
         },
     ),
-    "/v1/responses": _responses(),
+    "/v1/responses": responses(),
     "/v1/embeddings": Route(
         decode_openai_embeddings,
         {"model": "m", "input": ["a"]},
@@ -607,8 +273,8 @@ ROUTES = FORMS | {
             "return_documents": "bool",
         },
     ),
-    "/v1/messages": _anthropic(decode_messages, answers=True),
-    "/v1/messages/count_tokens": _anthropic(decode_count_tokens, answers=False),
+    "/v1/messages": anthropic(decode_messages, answers=True),
+    "/v1/messages/count_tokens": anthropic(decode_count_tokens, answers=False),
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localrun.runner.engine.cache import densest_id
+from localrun.runner.engine.cells import densest_id
 
 
 @pytest.mark.parametrize(
