@@ -71,7 +71,8 @@ class Entry(Generic[R]):
 
     `plan` is the latest one of its load, made beside `held` bytes of other models; `changed` is
     set when it need not be true any more. From `is_allocating` on it takes memory. At `cut_off_s`
-    answers that still run on a model that was stopped are ended.
+    answers that still run on a model that was stopped are ended; one that only `makes_room` may
+    stay after all.
     """
 
     spec: LoadSpec
@@ -82,6 +83,7 @@ class Entry(Generic[R]):
     n_leases: int = 0
     last_used_s: float = 0.0
     cut_off_s: float = FOREVER
+    makes_room: bool = False
     loading: "asyncio.Task[None] | None" = None
     plan: Plan | None = None
     is_allocating: bool = False
@@ -106,6 +108,12 @@ class Entry(Generic[R]):
         if self.runner is not None:
             return self.runner.info
         return planned_info(self.plan, self.spec) if self.plan else None
+
+    @property
+    def is_draining(self) -> bool:
+        """True when it is to go, but may stay: answers still run, and nobody wants it to end."""
+        is_there = self.runner is not None and not self.runner.is_lost
+        return is_there and self.state == "stopping" and self.makes_room and self.n_leases > 0
 
     @property
     def device_bytes(self) -> Mapping[str, int]:
@@ -152,6 +160,7 @@ class Entry(Generic[R]):
             self.keep_alive_s,
             self.last_used_s,
             self.device_bytes,
+            self.is_draining,
         )
 
 

@@ -184,11 +184,11 @@ class Residency(Generic[R]):
                     self._grant(waiter)
                 case Start() if has_room_to_make:
                     self._start(waiter)
-                case Evict(key=key) if has_room_to_make:
+                case Evict(key=key, spares=spared) if has_room_to_make:
                     if key == waiter.spec.key:
                         self._let_go_to_reload(self._entries[key])
                     else:
-                        self._evict(key, waiter.model)
+                        self._evict(key, spared, waiter.model)
                     # The room that becomes free belongs to this one, not to who stands behind.
                     has_room_to_make = False
                 case _:
@@ -213,8 +213,12 @@ class Residency(Generic[R]):
         entry.n_leases -= 1
         entry.last_used_s = now_s
         is_held = self._entries.get(entry.spec.key) is entry
-        if is_held and entry.state == "stopping" and entry.n_leases == 0:
+        if not is_held or entry.n_leases:
+            return
+        if entry.state == "stopping":
             self._stop(entry)
+        elif (coming := self._coming) and any(e.is_draining for e in self._entries.values()):
+            coming.changed.set()  # this one may go instead
 
     def _expire(self) -> None:
         now_s = self._time.elapsed_s()
@@ -291,8 +295,8 @@ class Residency(Generic[R]):
                 return True
             case Refuse():
                 raise not_enough(plan, entry.held)
-            case Evict(key=key):
-                self._evict(key, entry.model)
+            case Evict(key=key, spares=spared):
+                self._evict(key, spared, entry.model)
             case Wait():
                 pass
         return False
@@ -338,6 +342,7 @@ class Residency(Generic[R]):
                 self._refuse(waiter, entry, LoadFailed("it was stopped before it was loaded"))
         if entry.cut_off_s == FOREVER:  # stopping twice gives no more time
             entry.cut_off_s = self._time.elapsed_s() + STOP_GRACE_S
+        entry.makes_room = False
         self._let_go(entry)
 
     def _cut_off(self, entry: Entry[R]) -> None:
@@ -346,17 +351,22 @@ class Residency(Generic[R]):
             _log.warning("%s: %d answers end with it", entry.model, entry.n_leases)
             self._stop(entry, ModelStopped(entry.model, STOP_GRACE_S))
 
-    def _evict(self, key: str, wanted: str) -> None:
+    def _evict(self, key: str, spared: str, wanted: str) -> None:
         entry = self._entries[key]
+        if spared:
+            _log.info("%s stays, since %s is idle now", self._entries[spared].model, entry.model)
+            self._entries[spared].state = "ready"
         if entry.keep_alive_s == FOREVER:
             _log.warning("%s was to stay for ever, but %s needs its place", entry.model, wanted)
         else:
             _log.info("%s makes room for %s", entry.model, wanted)
+        entry.makes_room = True
         self._let_go(entry)
 
     def _let_go_to_reload(self, entry: Entry[R]) -> None:
         _log.info("%s is loaded again, for other options", entry.model)
         self._keep_alives_s[entry.spec.key] = entry.keep_alive_s
+        entry.makes_room = False
         self._let_go(entry)
 
     def _let_go(self, entry: Entry[R]) -> None:
@@ -382,12 +392,17 @@ class Residency(Generic[R]):
         if entry.state == "ready":
             self._keep_alives_s[entry.spec.key] = entry.keep_alive_s
         del self._entries[entry.spec.key]
-        coming = next((e for e in self._entries.values() if e.state == "loading"), None)
+        coming = self._coming
         before = coming.plan.available if coming and coming.plan else None
         now_s = self._time.elapsed_s()
         self._returning = returning(self._returning, entry.device_bytes, before, now_s)
         if coming:
             coming.changed.set()
+
+    @property
+    def _coming(self) -> Entry[R] | None:
+        """The model that is being loaded."""
+        return next((e for e in self._entries.values() if e.state == "loading"), None)
 
     def _refuse_line(self) -> None:
         for waiter in self._line:

@@ -11,6 +11,9 @@ What to do for a request (`decide`):
     absent                  a model is on its way out    Wait
     absent                  no room                      Evict one (it drains)
 
+A model that drains to make room stays after all when another one has become idle meanwhile: that
+one is evicted, and Spares the first.
+
 "Room" is the count `max_loaded`. What to do with a model that has been started, has an empty runner
 and a plan (`admit`):
 
@@ -47,6 +50,7 @@ class Held:
     keep_alive_s: float = 0.0
     last_used_s: float = 0.0
     device_bytes: Mapping[str, int] = field(default_factory=dict)
+    is_draining: bool = False  # stopping, only to make room, and answers still run
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Let the model with `key` go: no new leases, unload when the last one ends."""
+    """Let the model with `key` go: no new leases, unload when the last one ends.
+
+    The draining model `spares`, if one is named, stays instead.
+    """
 
     key: str
+    spares: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +104,7 @@ def decide(wanted: LoadSpec, held: Sequence[Held], max_loaded: int) -> Decision:
         return Wait()
     if len(held) < max_loaded:
         return Start()
-    if any(model.state == "stopping" for model in held):
-        return Wait()
-    victim = choose_victim(held)
-    return Evict(victim.spec.key) if victim else Wait()
+    return _making_room(held) or Wait()
 
 
 def admit(plan: Plan, others: Sequence[Held], *, is_current: bool) -> Admission:
@@ -115,11 +120,22 @@ def admit(plan: Plan, others: Sequence[Held], *, is_current: bool) -> Admission:
     if not is_current:
         return Wait()
     holders = [model for model in others if _holds_what_is_missing(model, plan)]
-    if any(model.state == "stopping" for model in holders):
-        return Wait()
-    if victim := choose_victim(holders):
-        return Evict(victim.spec.key)
+    if decision := _making_room(holders):
+        return decision
     return Load() if plan.fits else Refuse()
+
+
+def _making_room(held: Sequence[Held]) -> Evict | Wait | None:
+    """How one of `held` makes room; None when none can."""
+    going = [model for model in held if model.state == "stopping"]
+    if any(not model.is_draining for model in going):
+        return Wait()
+    victim = choose_victim(held)
+    if not going:
+        return Evict(victim.spec.key) if victim else None
+    if victim and victim.n_leases == 0:
+        return Evict(victim.spec.key, spares=going[0].spec.key)
+    return Wait()
 
 
 def _holds_what_is_missing(model: Held, plan: Plan) -> bool:

@@ -333,3 +333,37 @@ def test_the_owner_looks_again_now_and_then_since_timers_stand_still_in_sleep(
             await asyncio.sleep(0.001)
 
     run(story())
+
+
+def test_whoever_becomes_idle_first_makes_room() -> None:
+    async def story() -> None:
+        world = World(max_loaded=2)
+        long, short = await world.lease("a"), await world.lease("b")
+        wanted = world.ask("c")
+        await world.settle()
+        assert world.loaded() == {"a": "stopping", "b": "ready"}
+        newcomer = world.ask("a")
+        await world.release(short)
+        assert (await newcomer).runner is long.runner
+        await wanted
+        assert world.loaded() == {"a": "ready", "c": "ready"}
+        assert world.launched == ["a", "b", "c"]
+
+    run(story())
+
+
+def test_one_that_somebody_stops_goes_whoever_is_idle() -> None:
+    async def story() -> None:
+        world = World(max_loaded=2)
+        long, short = await world.lease("a"), await world.lease("b")
+        wanted = world.ask("c")
+        await world.settle()
+        world.residency.unload("a")
+        await world.release(short)
+        await world.settle()
+        assert world.loaded() == {"a": "stopping", "b": "ready"}
+        await world.release(long)
+        await wanted
+        assert world.loaded() == {"b": "ready", "c": "ready"}
+
+    run(story())

@@ -232,3 +232,18 @@ def test_a_model_without_gpu_memory_need_not_go_for_a_better_place_on_a_gpu() ->
         assert set(world.loaded()) == {"in ram", "b"}
 
     run(story())
+
+
+def test_whoever_becomes_idle_first_makes_room_in_memory() -> None:
+    async def story() -> None:
+        world = crowded_world()
+        long, short = await world.lease("a"), await world.lease("b")
+        wanted = world.ask("c")
+        await world.settle()
+        assert world.loaded() == {"a": "stopping", "b": "ready", "c": "loading"}
+        await world.release(short)
+        await wanted
+        assert world.loaded() == {"a": "ready", "c": "ready"}
+        assert long.runner.ended_by is None
+
+    run(story())

@@ -33,6 +33,10 @@ def ready(name: str, n_leases: int = 0, last_used_s: float = 0, **changes: float
     return Held(spec(name), "ready", n_leases, last_used_s=last_used_s, **changes)
 
 
+def draining(name: str, **memory: int) -> Held:
+    return Held(spec(name), "stopping", n_leases=1, device_bytes=memory, is_draining=True)
+
+
 A = spec("a")
 
 TABLE: dict[str, tuple[LoadSpec, list[Held], int, Decision]] = {
@@ -54,6 +58,24 @@ TABLE: dict[str, tuple[LoadSpec, list[Held], int, Decision]] = {
     "room beside one that is leaving": (A, [Held(spec("b"), "stopping")], 2, Start()),
     "no room": (A, [ready("b")], 1, Evict("b")),
     "no room, one is leaving already": (A, [Held(spec("b"), "stopping")], 1, Wait()),
+    "one that drains goes on while all others are busy": (
+        A,
+        [draining("b"), ready("c", n_leases=1)],
+        2,
+        Wait(),
+    ),
+    "one that drains stays when another has become idle": (
+        A,
+        [draining("b"), ready("c", n_leases=1), ready("d", last_used_s=5)],
+        3,
+        Evict("d", spares="b"),
+    ),
+    "nobody else goes when one is sure to go": (
+        A,
+        [draining("b"), Held(spec("c"), "stopping"), ready("d")],
+        3,
+        Wait(),
+    ),
     "no room, one is loading": (A, [Held(spec("b"), "loading")], 1, Wait()),
     "the one used longest ago goes": (
         A,
@@ -109,6 +131,18 @@ ADMISSIONS: dict[str, tuple[Plan, list[Held], bool, Admission]] = {
     "a holder is on its way out": (
         CROWDED,
         [holder("b", CUDA0=9), holder("c", "stopping", CUDA0=9)],
+        True,
+        Wait(),
+    ),
+    "a holder that drains stays when another one is idle": (
+        CROWDED,
+        [draining("b", CUDA0=9), holder("c", CUDA0=9), holder("d", n_leases=1, CUDA0=9)],
+        True,
+        Evict("c", spares="b"),
+    ),
+    "a holder that drains does not stay for one that holds nothing": (
+        CROWDED,
+        [draining("b", CUDA0=9), holder("c", CPU=9)],
         True,
         Wait(),
     ),
