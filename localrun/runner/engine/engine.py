@@ -69,6 +69,7 @@ class Engine:
         self._report = Report(self._meter, self.gauges, clock_ns)
         self._is_changed = False  # somebody came: another context may be needed
         self._is_resized = False
+        self._embeds_at_ns = 0  # beside running sequences, not before
         self._target_s = spec.tpot_target_ms / 1e3 if spec.tpot_target_ms else None
 
     @property
@@ -230,14 +231,17 @@ class Engine:
         return min(self._costs.swap_s(sequence.n_done), self._costs.recompute_s(n_own))
 
     def _embed(self) -> bool:
-        """A forward for vectors, a short one beside running sequences."""
-        if self._embedder.is_idle:
+        """A forward for vectors; beside running sequences a short one, and half of the time."""
+        began_ns = self._clock_ns()
+        if self._embedder.is_idle or (self.running and began_ns < self._embeds_at_ns):
             return False
         needs = self._model.info.needs
         # As long as a prompt's chunk would take beside them.
         budget_s = self._rows_beside() * self._costs.row_s if self.running else None
         has_embedded = self._embedder.step(budget_s)
         self._is_resized = self._is_resized or self._model.info.needs != needs
+        now_ns = self._clock_ns()
+        self._embeds_at_ns = now_ns + (now_ns - began_ns)
         return has_embedded
 
     def _evaluate(self, plan: StepPlan) -> int:
