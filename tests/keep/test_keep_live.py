@@ -20,13 +20,6 @@ from keep_steps import (
 from live import Daemon, chat_body, wait_until
 from partial_writer import leave_partial
 
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The folder of the models of `start_daemon`."""
-    return tmp_path / "models"
-
-
 # ---- interrupted downloads
 
 
