@@ -40,7 +40,7 @@ def check_is_model(text: str) -> None:
         if isinstance(found := parse_pull(text), GgufUrl):
             name = found.name.display()
             raise Usage(
-                f"`{text}` is a file elsewhere, not a model; fetch it with `localrun pull {text}`, "
+                f"`{text}` names a file, not a model; fetch it with `localrun pull {text}`, "
                 f"then its name is `{name}`"
             )
     ModelName.parse(text)
@@ -49,7 +49,7 @@ def check_is_model(text: str) -> None:
 def made_first(path: str) -> str:
     """What to do with a file that was given in the place of a model."""
     return (
-        f"`{path}` is a file, not a model; make one of it with "
+        f"`{path}` names a file, not a model; make one of it with "
         f"`localrun create NAME --from-file {path}`, then use that name"
     )
 

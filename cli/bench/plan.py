@@ -54,6 +54,19 @@ class Plan:
         """True when arrivals, not users, are what the levels differ in."""
         return any(level.rate for level in self.levels) and self.slo is None
 
+    @property
+    def prompts(self) -> dict[str, int]:
+        """The longest prompt that each option asks for, in tokens; chat-shaped ones are cut."""
+        found = {}
+        if self.lengths:
+            option = "--prompt-tokens" if len(self.lengths) == 1 else "--lengths-file"
+            found[option] = max(length.n_prompt for length in self.lengths)
+        if self.scenario == "shared-prefix":
+            found["--shared-tokens"] = self.shared_tokens + found.get(option, 0)
+        if self.scenario == "long-prompt":
+            found["--long-tokens"] = self.long_tokens
+        return found
+
     def requests_at(self, level: Level) -> int | None:
         """How many requests a level has; None where the time alone decides."""
         if level.rate or self.scenario == "long-prompt":
