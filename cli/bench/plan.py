@@ -56,13 +56,14 @@ class Plan:
 
     @property
     def prompts(self) -> dict[str, int]:
-        """The longest prompt that each option asks for, in tokens; chat-shaped ones are cut."""
-        found = {}
-        if self.lengths:
-            option = "--prompt-tokens" if len(self.lengths) == 1 else "--lengths-file"
-            found[option] = max(length.n_prompt for length in self.lengths)
+        """Tokens of the longest prompts, by the options that ask for them.
+
+        Those that are shaped like chats are cut to the window, and count as nothing.
+        """
+        longest = max((length.n_prompt for length in self.lengths), default=0)
+        found = {"--prompt-tokens or --lengths-file": longest}
         if self.scenario == "shared-prefix":
-            found["--shared-tokens"] = self.shared_tokens + found.get(option, 0)
+            found["--shared-tokens"] = self.shared_tokens + longest
         if self.scenario == "long-prompt":
             found["--long-tokens"] = self.long_tokens
         return found

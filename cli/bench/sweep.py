@@ -216,13 +216,13 @@ def unmeasured(measured: Measured) -> str:
 
 def check_fits(plan: Plan, target: Target) -> None:
     """Refuses prompts beyond the window of `target`, which would be cut. Raises: Usage."""
-    for option, n_tokens in plan.prompts.items():
+    for options, n_tokens in plan.prompts.items():
         # One token at least is for the answer.
         if 0 < target.window <= n_tokens:
             raise Usage(
-                f"{option} asks for a prompt of {n_tokens} tokens, and the window of "
-                f"{target.model} has {target.window}; make it shorter, or the window larger with "
-                "the daemon's setting LOCALRUN_CONTEXT_LENGTH"
+                f"a prompt of {n_tokens} tokens does not fit the window of {target.model}, "
+                f"{target.window} tokens with an answer; shorten it ({options}), or widen the "
+                "window with the daemon's setting LOCALRUN_CONTEXT_LENGTH"
             )
 
 

@@ -403,6 +403,7 @@ def test_a_server_that_answers_nothing_is_not_measured(server: Stub, shell: Shel
         ("--prompt-tokens 512", "--prompt-tokens"),
         ("--scenario long-prompt --long-tokens 99999", "--long-tokens"),
         ("--scenario shared-prefix --shared-tokens 400", "--shared-tokens"),
+        ("--scenario shared-prefix --shared-tokens 600 --lengths chat", "--shared-tokens"),
         ("--prompt-tokens 512 --policy static", "--prompt-tokens"),
     ],
 )
@@ -411,8 +412,9 @@ def test_a_prompt_beyond_the_window_is_refused_before_the_start(
 ) -> None:
     run = shell("bench", "m", *line.split())
     assert (run.code, run.out) == (2, "")
-    assert run.err.startswith(f"Error: {option} asks for a prompt of ")
-    assert "the window of m has 512" in run.err
+    assert run.err.startswith("Error: a prompt of ")
+    assert " does not fit the window of m, 512 tokens with an answer; shorten it " in run.err
+    assert option in run.err
     assert server.asked(CHAT) == []
 
 
