@@ -17,6 +17,9 @@ from localrun.settings import Settings, from_env
 # What a terminal must never be told by a model: escape sequences and other control characters.
 _UNSAFE = {code: None for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
 
+# The daemon takes no larger body (`localrun.http.guard`), so more of it need not be read.
+INPUT_LIMIT_BYTES = 64 << 20
+
 _GREY, _PLAIN = "\x1b[90m", "\x1b[0m"
 
 

@@ -2,7 +2,7 @@
 
 Owns the table that scripts rely on:
 
-    0 ok · 1 failed · 2 wrong usage or setting · 3 no daemon · 4 model not found
+    0 ok · 1 failed · 2 wrong usage, input or setting · 3 no daemon · 4 model not found
     5 a localrun daemon already runs · 6 another program holds the port
     7 `doctor` found something broken
     130 interrupted (Ctrl-C) · 141 whoever read our output went away
@@ -70,6 +70,24 @@ class DaemonUnreachable(CliError):
         return f"no localrun daemon at {self.url}; start one with `localrun serve`"
 
 
+# What a stream that has begun calls the refusals that are a 400 before it has.
+_INPUT_CODES = frozenset(
+    [
+        "unsupported",
+        "context_length_exceeded",
+        "window_too_large",
+        "template_failed",
+        "format_failed",
+        "invalid_name",
+        "invalid_digest",
+        "invalid_gguf",
+        "modelfile_syntax",
+        "invalid_template",
+        "unsupported_format",
+    ]
+)
+
+
 @dataclass(eq=False)
 class ApiError(CliError):
     """The daemon refused; `message` is its own wording.
@@ -85,6 +103,11 @@ class ApiError(CliError):
     def is_about_missing_model(self) -> bool:
         """True when no such model exists, here or at its registry."""
         return self.status == 404 or self.code == "model_not_found"
+
+    @property
+    def is_about_input(self) -> bool:
+        """True when the same command line or input would be refused each time."""
+        return self.status in (400, 413) or self.code in _INPUT_CODES
 
     def __str__(self) -> str:
         return self.message or f"the daemon answered with HTTP status {self.status}"
@@ -171,5 +194,7 @@ def exit_code(error: BaseException) -> int | None:
     """The code for `error`, or None for a mistake in the program, which deserves its traceback."""
     if isinstance(error, ApiError) and error.is_about_missing_model:
         return NOT_FOUND
+    if isinstance(error, ApiError) and error.is_about_input:
+        return USAGE
     table = exit_codes()
     return next((table[kind] for kind in type(error).__mro__ if kind in table), None)

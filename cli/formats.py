@@ -16,8 +16,6 @@ def format_value(text: str, name: str) -> Any:
 
     `name` is what the person typed in front of it. Raises: Usage.
     """
-    if not text.strip():
-        raise Usage(f"{name} {TAKES}, not an empty text")
     if text == "json":
         return text
     return _schema(text, name) if text.lstrip().startswith(("{", "[")) else expanded(text)

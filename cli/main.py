@@ -11,7 +11,7 @@ import os
 import sys
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 if TYPE_CHECKING:
     from cli.context import Context
@@ -37,6 +37,7 @@ COMMANDS = {
     "serve": ("serve", "serve"),
 }
 ALIASES = {"ls": "list", "start": "serve"}
+_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def main() -> None:
@@ -127,6 +128,7 @@ def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int"
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings=_HELP,
     )
     for name in names:
         module_name, function_name = COMMANDS[name]
@@ -134,10 +136,11 @@ def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int"
         epilog = module.settings_help() if hasattr(module, "settings_help") else None
         if len(names) == 1 and hasattr(module, "completed"):
             words = module.completed(words)
-        app.command(name, epilog=epilog)(getattr(module, function_name))
+        app.command(name, epilog=epilog, context_settings=_HELP)(getattr(module, function_name))
     if len(names) > 1:
         app.callback()(_program)
     command = typer.main.get_command(app)
+    _refuse_empty_values(command)
     try:
         parsed: Job | int = command.main(args=words, prog_name=program, standalone_mode=False)
         return parsed
@@ -146,6 +149,24 @@ def _parse_with(names: list[str], program: str, words: list[str]) -> "Job | int"
         raise Usage(f"{problem}\n`{program} --help` shows how it is used") from error
     except OSError as error:  # parsing does nothing but write the help
         raise OutputLost(error) from error
+
+
+def _refuse_empty_values(command: Any) -> None:
+    """Makes an option without a value in it wrong usage: mostly a variable that was not set."""
+    for inner in [command, *getattr(command, "commands", {}).values()]:
+        for option in inner.params:
+            if option.param_type_name == "option":
+                option.callback = _filled
+
+
+def _filled(_context: Any, option: Any, value: Any) -> Any:
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(one, str) and not one.strip():
+            from cli.errors import Usage
+
+            name = max(option.opts, key=len)
+            raise Usage(f"{name} has an empty value; leave it out, or say: {option.help}")
+    return value
 
 
 def _check_text(argv: list[str]) -> None:

@@ -30,6 +30,30 @@ def expanded(text: str) -> Path:
         return Path(text)
 
 
+def check_is_model(text: str) -> None:
+    """Refuses what is no name of a model yet. Raises: Usage, with what to do; InvalidName."""
+    if text.strip().startswith((".", "/", "~")):
+        raise Usage(made_first(text))
+    if "://" in text:
+        from modelstore.pull_names import GgufUrl, parse_pull
+
+        if isinstance(found := parse_pull(text), GgufUrl):
+            name = found.name.display()
+            raise Usage(
+                f"`{text}` names a file, not a model; fetch it with `localrun pull {text}`, "
+                f"then its name is `{name}`"
+            )
+    ModelName.parse(text)
+
+
+def made_first(path: str) -> str:
+    """What to do with a file that was given in the place of a model."""
+    return (
+        f"`{path}` names a file, not a model; make one of it with "
+        f"`localrun create NAME --from-file {path}`, then use that name"
+    )
+
+
 # What can stand in the place of a file, by its type.
 _KINDS = {
     stat.S_IFDIR: "a folder",

@@ -57,7 +57,8 @@ async def ask(
     if usage is None:
         return Unanswered(began, stream.ended, "the server sent no usage")
     if not stream.times:
-        return Unanswered(began, stream.ended, "the answer has no text")
+        why = f"; the server ended it with `{stream.finish_reason}`" if stream.finish_reason else ""
+        return Unanswered(began, stream.ended, f"the answer has no text{why}")
     return Answer(
         began,
         tuple(stream.times),
@@ -112,6 +113,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
+    finish_reason: str | None = None
 
     @property
     def has_text(self) -> bool:
@@ -140,6 +142,13 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
+    # How some servers mark an event that is an error as a whole.
+    object: Any = None
+    type: Any = None
+
+    @property
+    def is_error(self) -> bool:
+        return self.error is not None or "error" in (self.object, self.type)
 
 
 _decode: Callable[[bytes], _Chunk] = msgspec.json.Decoder(_Chunk).decode
@@ -155,6 +164,7 @@ class _Stream(asyncio.Protocol):
         self.times: list[float] = []
         self.usage: _Usage | None = None
         self.ended = 0.0
+        self.finish_reason = ""
         self._request = request
         self._on_text = on_text
         self._reader = EventReader()
@@ -183,10 +193,12 @@ class _Stream(asyncio.Protocol):
             self._finish(now)
             return
         chunk = _decode(event)
-        if chunk.error is not None:
+        if chunk.is_error:
             self._fail(f"the server said: {error_text(event)}")
         if chunk.usage is not None:
             self.usage = chunk.usage
+        if chunk.choices and chunk.choices[0].finish_reason:
+            self.finish_reason = chunk.choices[0].finish_reason
         if chunk.choices and chunk.choices[0].has_text:
             self.times.append(now)
             if self._on_text is not None:

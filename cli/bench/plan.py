@@ -54,6 +54,20 @@ class Plan:
         """True when arrivals, not users, are what the levels differ in."""
         return any(level.rate for level in self.levels) and self.slo is None
 
+    @property
+    def prompts(self) -> dict[str, int]:
+        """Tokens of the longest prompts, by the options that ask for them.
+
+        Those that are shaped like chats are cut to the window, and count as nothing.
+        """
+        longest = max((length.n_prompt for length in self.lengths), default=0)
+        found = {"--prompt-tokens or --lengths-file": longest}
+        if self.scenario == "shared-prefix":
+            found["--shared-tokens"] = self.shared_tokens + longest
+        if self.scenario == "long-prompt":
+            found["--long-tokens"] = self.long_tokens
+        return found
+
     def requests_at(self, level: Level) -> int | None:
         """How many requests a level has; None where the time alone decides."""
         if level.rate or self.scenario == "long-prompt":

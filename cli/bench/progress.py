@@ -1,7 +1,8 @@
 """How far a run is, on standard error of a terminal; nowhere else. The one importer of rich."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
@@ -14,11 +15,19 @@ from cli.bench.sweep import Notify
 _PER_SECOND = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`notify` is what a run reports its progress to; within `hidden()` no bar is drawn."""
+
+    notify: Notify
+    hidden: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
 @contextmanager
-def shown(stream: TextIO) -> Iterator[Notify]:
-    """What a run reports its progress to; the bar is gone at the end."""
+def shown(stream: TextIO) -> Iterator[Bar]:
+    """The bar of a run; it is gone at the end."""
     if not stream.isatty():
-        yield lambda target, level, done, total: None
+        yield Bar(lambda target, level, done, total: None)
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -36,5 +45,11 @@ def shown(stream: TextIO) -> Iterator[Notify]:
         text = f"{target}, {level} {unit}".rstrip()
         bar.update(task, description=text, completed=done, total=total)
 
+    @contextmanager
+    def hidden() -> Iterator[None]:
+        bar.stop()
+        yield
+        bar.start()
+
     with bar:
-        yield notify
+        yield Bar(notify, hidden)

@@ -54,22 +54,34 @@ def series(result: Result) -> list[Series]:
     return found
 
 
-def table(result: Result) -> str:
-    """One line for each level and target; then ratios, and why requests failed."""
-    has_long = result.plan.scenario == "long-prompt"
-    head = ["SERVER", "RATE" if result.plan.has_rates else "USERS", "DONE", "ERRORS"]
-    head += ["TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "GAP max"]
-    head += ["LONG TTFT"] * has_long
-    head += ["OUT tok/s", "PROMPT tok/s", "CACHED", "KV"]
-    rows = [_row(measured, has_long=has_long) for measured in result.measured]
-    text = _aligned([head, *rows])
-    text += _ratios(result.measured)
+class Table:
+    """Lines for the levels, each as soon as it is over: hence widths that are known before."""
+
+    def __init__(self, plan: Plan, names: Sequence[str]) -> None:
+        self._has_long = plan.scenario == "long-prompt"
+        head = ["SERVER", "RATE" if plan.has_rates else "USERS", "DONE", "ERRORS"]
+        head += ["TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "GAP max"]
+        head += ["LONG TTFT"] * self._has_long
+        head += ["OUT tok/s", "PROMPT tok/s", "CACHED", "KV"]
+        self._widths = [max(map(len, (head[0], *names))), *(max(len(one), 5) for one in head[1:])]
+        self.head = _line(head, self._widths)
+
+    def row(self, measured: Measured) -> str:
+        """The line of a level, with a star when it is not finished."""
+        return _line(_row(measured, has_long=self._has_long), self._widths)
+
+
+def notes(result: Result) -> str:
+    """What stands below the table, beginning with an empty line: ratios, why requests failed."""
+    text = _ratios(result.measured)
     if not all(measured.is_whole for measured in result.measured):
         text += "\n* not finished\n"
-    for measured in result.measured:
-        for reason, n in Counter(measured.reasons).most_common():
-            text += f"\n{measured.target}, {measured.level}: {n} failed: {reason}"
-    return text.rstrip("\n") + "\n"
+    failures = [
+        f"{measured.target}, {measured.level}: {n} failed: {reason}\n"
+        for measured in result.measured
+        for reason, n in Counter(measured.reasons).most_common()
+    ]
+    return text + ("\n" + "".join(failures) if failures else "")
 
 
 def _row(measured: Measured, *, has_long: bool) -> list[str]:
@@ -133,12 +145,13 @@ def _shares(ours: Figures, base: Figures) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart, the first to the left and numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "".join(
-        f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) + "\n"
-        for row in rows
-    )
+    return "".join(_line(row, widths) + "\n" for row in rows)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Columns two spaces apart, the first to the left and numbers to the right."""
+    return f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:]))
 
 
 def as_json(result: Result) -> bytes:
@@ -154,7 +167,7 @@ def as_json(result: Result) -> bytes:
                 "about": target.about,
                 "model": target.model,
                 "path": target.endpoint.path,
-                "window": target.window,
+                "window": target.window or None,
             }
             for target in result.targets
         ],

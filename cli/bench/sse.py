@@ -38,7 +38,7 @@ class EventReader:
         if self.status != 200:
             return []
         *lines, self._body = self._body.split(b"\n")
-        return [bytes(line[5:].strip()) for line in lines if line.startswith(b"data:")]
+        return [_data(bytes(line)) for line in lines if line.startswith((b"data:", b"error:"))]
 
     def refusal(self) -> str:
         """What the server said instead of events."""
@@ -76,20 +76,27 @@ class EventReader:
         del self._raw[:start]
 
 
+def _data(line: bytes) -> bytes:
+    field, _, value = line.partition(b":")
+    # llama.cpp's server has long sent its errors as a field of their own.
+    return value.strip() if field == b"data" else b'{"error":%s}' % value.strip()
+
+
 class _Message(msgspec.Struct):
     message: str = ""
 
 
 class _Refusal(msgspec.Struct):
     error: str | _Message = ""
+    message: str = ""
 
 
 def error_text(body: bytes) -> str:
     """The sentence in an error object of OpenAI's or Ollama's shape, else the text itself."""
     try:
-        error = msgspec.json.decode(body, type=_Refusal).error
+        found = msgspec.json.decode(body, type=_Refusal)
     except msgspec.MsgspecError:
-        error = ""
-    said = error.message if isinstance(error, _Message) else error
-    text = said or body.decode(errors="replace").strip()
+        found = _Refusal()
+    said = found.error.message if isinstance(found.error, _Message) else found.error
+    text = said or found.message or body.decode(errors="replace").strip()
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -17,8 +17,10 @@ from cli.bench.load import Take, beside_long, closed_loop, open_loop, poisson_ar
 from cli.bench.plan import LONG_OUTPUT_TOKENS, Level, Plan
 from cli.bench.prompts import FIT_WORDS, Fit, Prompter, fit
 from cli.bench.slo import Verdict, next_level
-from cli.errors import Failed
+from cli.errors import Failed, Usage
 
+# For a server that does not say: what chat-shaped lengths are commonly cut to.
+_USUAL_WINDOW = 2048
 # Enough that a first token without text, such as half a character, is followed by some.
 _FIT_TOKENS = 8
 
@@ -42,7 +44,10 @@ def _no_kv() -> KvUse | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure. `who` carries the users, `about` says what runs there."""
+    """A server to measure. `who` carries the users, `about` says what runs there.
+
+    `window` is 0 when it is not known.
+    """
 
     name: str
     model: str
@@ -79,9 +84,11 @@ class Measured:
 
 # (target, level, requests done, requests in all or None)
 Notify = Callable[[str, Level, int, int | None], None]
+# What is done with a level once it is over.
+OnLevel = Callable[[Measured], None]
 
 
-def _say_nothing(target: str, level: Level, done: int, total: int | None) -> None:
+def _say_nothing(*_: object) -> None:
     return
 
 
@@ -93,6 +100,7 @@ class Bench:
         self.measured: list[Measured] = []
         self.verdicts: dict[str, Verdict] = {}
         self._notify: Notify = _say_nothing
+        self._on_level: OnLevel = _say_nothing
         self._fits: dict[str, Fit] = {}
         self._n_left = plan.max_requests
 
@@ -101,9 +109,16 @@ class Bench:
         """True when `max_requests` have been made."""
         return self._n_left <= 0
 
-    async def run(self, targets: Sequence[Target], notify: Notify | None = None) -> None:
-        """Measures `targets`, whose models are loaded. Raises: Failed."""
-        self._notify = notify or _say_nothing
+    async def run(
+        self,
+        targets: Sequence[Target],
+        notify: Notify = _say_nothing,
+        on_level: OnLevel = _say_nothing,
+    ) -> None:
+        """Measures `targets`, whose models are loaded. Raises: Usage, Failed, `on_level`'s."""
+        self._notify, self._on_level = notify, on_level
+        for target in targets:
+            check_fits(self.plan, target)
         for target in targets:
             self._fits[target.name] = await calibrate(target.endpoint, target.name)
         if self.plan.slo is not None:
@@ -142,11 +157,10 @@ class Bench:
         await self._load(target, measured, requests, take)
         measured.kv = target.read_kv()
         measured.is_whole = True
-        if not measured.figures.n_done and measured.reasons:
-            raise Failed(
-                f"{target.name}, {level} {'users' if level.n_users else 'arrivals'}: every "
-                f"request failed: {measured.reasons[0]}"
-            )
+        self._on_level(measured)
+        if problem := unmeasured(measured):
+            unit = "users" if level.n_users else "arrivals"
+            raise Failed(f"{target.name}, {level} {unit}: {problem}")
         return measured
 
     async def _load(
@@ -173,7 +187,7 @@ class Bench:
             system = prompter.text(words.n_words(self.plan.shared_tokens))
         for length in self.plan.draw_lengths():
             if not self.plan.lengths:
-                length = clipped(length, target.window)
+                length = clipped(length, target.window or _USUAL_WINDOW)
             prompt = prompter.prompt(words.n_words(length.n_prompt))
             yield Request(prompt, length.n_output, system)
 
@@ -187,6 +201,29 @@ class Bench:
                 return
             self._n_left -= 1
             yield next(requests)
+
+
+def unmeasured(measured: Measured) -> str:
+    """Why a level that is over says nothing about what it was for; empty when it does."""
+    if isinstance(measured.long, Unanswered):
+        return f"the long prompt failed: {measured.long.reason}"
+    if measured.figures.n_done:
+        return ""
+    if measured.reasons:
+        return f"every request failed: {measured.reasons[0]}"
+    return "no request came within --duration"
+
+
+def check_fits(plan: Plan, target: Target) -> None:
+    """Refuses prompts beyond the window of `target`, which would be cut. Raises: Usage."""
+    for options, n_tokens in plan.prompts.items():
+        # One token at least is for the answer.
+        if 0 < target.window <= n_tokens:
+            raise Usage(
+                f"a prompt of {n_tokens} tokens does not fit the window of {target.model}, "
+                f"{target.window} tokens with an answer; shorten it ({options}), or widen the "
+                "window with the daemon's setting LOCALRUN_CONTEXT_LENGTH"
+            )
 
 
 async def calibrate(endpoint: Endpoint, name: str) -> Fit:

@@ -18,9 +18,6 @@ from cli.replies import GenerateLine
 from localrun.loopback import is_loopback
 from modelstore.names import ModelName
 
-# For a server that does not say: what chat-shaped lengths are commonly cut to.
-_USUAL_WINDOW = 2048
-
 
 class ServerUnreachable(DaemonUnreachable):
     """Nothing usable answers at the URL that was given."""
@@ -91,11 +88,12 @@ class Daemon:
             f"/v1{self._api}",
             self._client.api_key,
         )
-        window = (found and found.context_length) or _USUAL_WINDOW
+        window = found.context_length if found else 0
         return Target(self._model, self._model, endpoint, window, about=about, read_kv=self._kv)
 
     def unload(self) -> None:
         """Takes the model out of memory, and with it the policy. Raises: ApiError, Failed."""
+        self._client.close()  # an interrupted request leaves it in the middle of an answer
         body = {"model": self._model, "keep_alive": 0, "stream": False}
         self._client.post("/api/generate", body, GenerateLine)
 
@@ -125,7 +123,7 @@ def server(url: str, model: str | None, api: str, extra: Mapping[str, Any]) -> T
     plain = f"http://{parts.netloc.rpartition('@')[2]}"
     model = model or _first_model(plain, f"{base}/models")
     endpoint = Endpoint(parts.hostname, port, model, extra, f"{base}{api}")
-    return Target(plain, model, endpoint, _USUAL_WINDOW, who=plain)
+    return Target(plain, model, endpoint, window=0, who=plain)
 
 
 def _first_model(url: str, path: str) -> str:

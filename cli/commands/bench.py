@@ -3,34 +3,39 @@
 Parsing makes a plan; what runs it, with asyncio and rich, is imported only then.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+import signal
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
 from cli.bench.lengths import Length, parse_lengths
 from cli.bench.plan import Level, Plan, Scenario, doubling
-from cli.bench.slo import Slo, parse_slo, sentence
+from cli.bench.slo import Slo, parse_slo
 from cli.context import Context
-from cli.errors import INTERRUPTED, CliError, Failed, Usage, explaining_missing
+from cli.errors import INTERRUPTED, CliError, Usage, explaining_missing
 from cli.job import Job
+from cli.sources import check_is_model
 from localrun import __version__
 from localrun.spec import Admission
 from localrun.units import FOREVER, parse_duration_s
-from modelstore.names import ModelName
 
 if TYPE_CHECKING:
-    from cli.bench.sweep import Bench, Target
+    from cli.bench.output import Output
+    from cli.bench.sweep import Target
 
 Api = Literal["chat", "completions"]
 
 _API_PATHS: dict[Api, str] = {"chat": "/chat/completions", "completions": "/completions"}
 # Streams that run when the long prompt arrives, unless the command line says otherwise.
 _STREAMS_BESIDE_LONG = 4
+# Twice the slots that a model has by default: enough to see it queue.
+_MOST_USERS = 16
 _CHAT_LENGTHS = "chat"
 _POLICIES: tuple[str, ...] = get_args(Admission)
 
@@ -86,8 +91,9 @@ def bench(  # noqa: PLR0913  the options of the program
         ),
     ] = "chat",
     max_concurrency: Annotated[
-        int, typer.Option(min=1, help="Sweep 1, 2, 4, … up to so many users at once.")
-    ] = 16,
+        int | None,
+        typer.Option(min=1, help="Sweep 1, 2, 4, … up to so many users at once. [16]"),
+    ] = None,
     concurrency: Annotated[
         str | None, typer.Option(help="These numbers of users instead: 1,4,16.")
     ] = None,
@@ -145,7 +151,7 @@ def bench(  # noqa: PLR0913  the options of the program
 ) -> Job:
     """Measure how many users this machine carries, and how long they wait."""
     if model:
-        ModelName.parse(model)
+        check_is_model(model)
     _check_targets(model, url or (), url_model, policy or ())
     objectives = _slo(slo)
     if objectives is not None and (concurrency or rate):
@@ -158,9 +164,12 @@ def bench(  # noqa: PLR0913  the options of the program
         raise Usage(f"--lengths takes `chat`, not `{lengths}`; --lengths-file takes a file")
     if lengths is not None and lengths_file is not None:
         raise Usage("give --lengths or --lengths-file, not both")
+    most_requests = min(requests or max_requests, max_requests)
+    most_users = max_concurrency or min(_MOST_USERS, most_requests)
+    _check_users("--max-concurrency", most_users, most_requests)
     plan = Plan(
         scenario=scenario,
-        levels=_levels(concurrency, rate, max_concurrency, scenario),
+        levels=_levels(concurrency, rate, most_users, scenario),
         lengths=() if lengths else (Length(prompt_tokens, output_tokens),),
         shared_tokens=shared_tokens,
         long_tokens=long_tokens,
@@ -169,8 +178,10 @@ def bench(  # noqa: PLR0913  the options of the program
         max_requests=max_requests,
         seed=seed,
         slo=objectives,
-        most_users=max_concurrency,
+        most_users=most_users,
     )
+    for level in plan.levels:
+        _check_users("--concurrency", level.n_users, most_requests)
     options = BenchOptions(
         model=model,
         plan=plan,
@@ -219,8 +230,16 @@ def _levels(
     if rate:
         return tuple(Level(rate=n) for n in _numbers("--rate", rate, float))
     if scenario == "long-prompt":
-        return (Level(n_users=_STREAMS_BESIDE_LONG),)
+        return (Level(n_users=min(most, _STREAMS_BESIDE_LONG)),)
     return doubling(most)
+
+
+def _check_users(option: str, n_users: int, most_requests: int) -> None:
+    if n_users > most_requests:
+        raise Usage(
+            f"{option}: {n_users} users at once need as many requests, and --requests or "
+            f"--max-requests allows {most_requests}"
+        )
 
 
 def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
@@ -248,12 +267,13 @@ def _duration_s(text: str) -> float:
 
 
 def run_bench(options: BenchOptions, context: Context) -> int:
-    """Measures, then prints what was measured, also when it was interrupted (exit code 130).
+    """Measures, and prints each level when it is over. Ctrl-C and SIGTERM end it (exit code 130).
 
     Raises: ApiError (404: no such model), Usage, Failed (after the results so far), `connect`'s.
     """
     import asyncio
 
+    from cli.bench.output import Output
     from cli.bench.progress import shown
     from cli.bench.sweep import Bench
 
@@ -261,19 +281,45 @@ def run_bench(options: BenchOptions, context: Context) -> int:
         if path not in (None, "-") and not Path(path).parent.is_dir():
             raise Usage(f"the folder of `{path}` does not exist")
     bench = Bench(_with_lengths(options))
-    targets: list[Target] = []
-    is_interrupted = False
+    say = context.note if options.json_path == "-" else context.say
+    output = Output(bench, __version__, say, names=options.policies)
     try:
-        with shown(context.stderr) as notify, closing(_groups(options, context)) as groups:
+        with (
+            _ended_by_sigterm(),
+            shown(context.stderr) as bar,
+            closing(_groups(options, context)) as groups,
+        ):
+
+            def show_level(_: object) -> None:
+                with bar.hidden():
+                    output.show_levels()
+
             for group in groups:
-                targets += group
-                asyncio.run(bench.run(group, notify))
+                output.targets += group
+                asyncio.run(bench.run(group, bar.notify, show_level))
     except KeyboardInterrupt:
-        is_interrupted = True
+        output.is_interrupted = True
     finally:
         if bench.measured:
-            _report(options, context, bench, targets, is_interrupted)
-    return INTERRUPTED if is_interrupted else 0
+            _finish(options, context, output)
+    return INTERRUPTED if output.is_interrupted else 0
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does; also where Ctrl-C is ignored, as in a script's background."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):
+            raise KeyboardInterrupt
+        handler(number, frame)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _with_lengths(options: BenchOptions) -> Plan:
@@ -314,46 +360,17 @@ def _groups(options: BenchOptions, context: Context) -> Generator[list["Target"]
             daemon.unload()
 
 
-def _report(
-    options: BenchOptions,
-    context: Context,
-    bench: "Bench",
-    targets: Sequence["Target"],
-    is_interrupted: bool,
-) -> None:
-    from cli.bench.machine import this_machine
-    from cli.bench.plot import svg
-    from cli.bench.report import Result, as_json, heading, series, table
+def _finish(options: BenchOptions, context: Context, output: "Output") -> None:
+    from cli.bench.output import write
 
-    result = Result(
-        plan=bench.plan,
-        machine=this_machine(),
-        version=__version__,
-        targets=targets,
-        measured=bench.measured,
-        verdicts=bench.verdicts,
-        is_interrupted=is_interrupted,
-    )
-    show = context.note if options.json_path == "-" else context.say
-    show(heading(result) + "\n\n" + table(result).rstrip("\n"))
-    for target in targets:
-        if bench.plan.slo is not None and target.name in bench.verdicts:
-            verdict = bench.verdicts[target.name]
-            show("\n" + sentence(verdict, target.who, target.model, bench.plan.slo))
-    if bench.is_exhausted:
-        context.note(f"stopped after {bench.plan.max_requests} requests (--max-requests)")
-    if options.json_path == "-":
-        context.emit(as_json(result).decode())
-    elif options.json_path is not None:
-        _write(Path(options.json_path), as_json(result))
-    if options.plot_path is not None:
-        x_label = "arrivals per second" if bench.plan.has_rates else "users at once"
-        text = svg(series(result), title=heading(result).partition("\n")[0], x_label=x_label)
-        _write(options.plot_path, text.encode())
-
-
-def _write(path: Path, data: bytes) -> None:
     try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise Failed(f"cannot write `{path}`: {error.strerror or error}") from error
+        output.finish()
+        if output.bench.is_exhausted:
+            context.note(f"stopped after {options.plan.max_requests} requests (--max-requests)")
+        if options.json_path == "-":
+            context.emit(output.json().decode())
+    finally:  # the files are of use also to whoever did not read on
+        if options.json_path not in (None, "-"):
+            write(Path(options.json_path), output.json())
+        if options.plot_path is not None:
+            write(options.plot_path, output.plot())

@@ -16,15 +16,15 @@ import typer
 
 from cli.client import Client
 from cli.commands.pull import fetch
-from cli.context import Context
+from cli.context import INPUT_LIMIT_BYTES, Context
 from cli.errors import ApiError, Failed, Usage, explaining_missing
 from cli.formats import format_value, schema_in
 from cli.job import Job
 from cli.render import dropped, stats
 from cli.replies import EmbedReply, GenerateLine, Shown
+from cli.sources import check_is_model, made_first
 from cli.thinking import WORDS, ThinkingView, think_value
 from localrun.units import parse_duration_s
-from modelstore.names import ModelName
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,26 @@ class RunOptions:
     truncate: bool | None = None
     dimensions: int | None = None
     think_word: str = ""
+
+    @property
+    def only_of_vectors(self) -> list[str]:
+        """What was given that says nothing to a model that makes text."""
+        given = {
+            "--truncate" if self.truncate else "--no-truncate": self.truncate is not None,
+            "--dimensions": self.dimensions is not None,
+        }
+        return [option for option, is_given in given.items() if is_given]
+
+    @property
+    def only_of_text(self) -> list[str]:
+        """What was given that says nothing to a model that makes vectors."""
+        given = {
+            "--format": self.format is not None,
+            "--think": self.think is not None,
+            "--hidethinking": self.hides_thinking,
+            "--verbose": self.verbose,
+        }
+        return [option for option, is_given in given.items() if is_given]
 
     @property
     def request(self) -> dict[str, Any]:
@@ -127,10 +147,10 @@ def run(  # noqa: PLR0913  the options of the program
     nowordwrap: Annotated[
         bool, typer.Option("--nowordwrap", hidden=True, help="Accepted; nothing is wrapped.")
     ] = False,
-    think_word: Annotated[str, typer.Option(_THINK_WORD, hidden=True)] = "",
+    think_word: Annotated[str | None, typer.Option(_THINK_WORD, hidden=True)] = None,
 ) -> Job:
     """Ask a model once (with a prompt or a pipe), or talk to it."""
-    ModelName.parse(model)
+    check_is_model(model)
     options = RunOptions(
         model,
         tuple(prompt or ()),
@@ -141,7 +161,7 @@ def run(  # noqa: PLR0913  the options of the program
         hidethinking,
         truncate,
         dimensions,
-        think_word,
+        think_word or "",
     )
     return partial(run_run, options)
 
@@ -170,6 +190,8 @@ def run_run(options: RunOptions, context: Context) -> int:
 
 
 def _run_once(options: RunOptions, prompt: str, context: Context) -> int:
+    if options.only_of_vectors and not _makes_vectors(options.model, context):
+        _note_idle(options.only_of_vectors, f"`{options.model}` makes text, not vectors", context)
     try:
         return _run_text(options, prompt, context)
     except ApiError as error:
@@ -178,12 +200,19 @@ def _run_once(options: RunOptions, prompt: str, context: Context) -> int:
             raise
     if not prompt:
         raise Usage("a model for vectors needs a text: localrun run MODEL TEXT")
+    _note_idle(options.only_of_text, f"`{options.model}` makes vectors, not text", context)
     body = {"model": options.model, "input": prompt, **options.embed_request}
     reply = context.connect().post("/api/embed", body, EmbedReply)
     context.say(msgspec.json.encode(reply.embeddings[0]).decode())
     if n_dropped := reply.prompt_dropped_count:
         context.note(f"warning: the last {n_dropped} tokens of the text do not fit the model")
     return 0
+
+
+def _note_idle(given: list[str], reason: str, context: Context) -> None:
+    if given:
+        verb = "has" if len(given) == 1 else "have"
+        context.note(f"note: {', '.join(given)} {verb} no effect: {reason}")
 
 
 def _makes_vectors(model: str, context: Context) -> bool:
@@ -202,6 +231,8 @@ def _run_text(options: RunOptions, prompt: str, context: Context) -> int:
 
 
 def _pull_missing(model: str, context: Context, missing: ApiError) -> None:
+    if model.lower().endswith(".gguf") and Path(model).is_file():
+        raise Usage(made_first(model)) from missing
     try:
         fetch(context.connect(), context, model)
     except ApiError as error:
@@ -257,8 +288,21 @@ def _converse(options: RunOptions, context: Context) -> int:
 
 
 def _prompt(words: tuple[str, ...], context: Context) -> str:
-    piped = "" if context.stdin.isatty() else context.read_input()
-    return " ".join([piped, *words] if piped else words)
+    piped = "" if context.stdin.isatty() else _piped(context)
+    prompt = " ".join([piped, *words] if piped else words)
+    if words and not prompt.strip():
+        raise Usage("the prompt is empty; without one, a conversation starts")
+    return prompt
+
+
+def _piped(context: Context) -> str:
+    text = context.read_input(INPUT_LIMIT_BYTES + 1)
+    if len(text) > INPUT_LIMIT_BYTES or len(text.encode()) > INPUT_LIMIT_BYTES:
+        raise Usage(
+            f"the text on standard input is larger than {INPUT_LIMIT_BYTES >> 20} MiB, the most "
+            "that a request may have"
+        )
+    return text
 
 
 def _keep_alive(text: str | None) -> int | float | None:

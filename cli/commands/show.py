@@ -12,8 +12,8 @@ from cli.errors import Usage, explaining_missing
 from cli.job import Job
 from cli.render import table
 from cli.replies import Shown, Tensor
+from cli.sources import check_is_model
 from modelstore.labels import size_label
-from modelstore.names import ModelName
 
 Part = Literal["license", "modelfile", "parameters", "system", "template"]
 
@@ -52,7 +52,7 @@ def show(
     chosen = [part for part, is_chosen in flags.items() if is_chosen]
     if len(chosen) > 1:
         raise Usage(f"give only one of {', '.join('--' + part for part in chosen)}")
-    ModelName.parse(model)
+    check_is_model(model)
     return partial(run_show, ShowOptions(model, chosen[0] if chosen else None, verbose))
 
 

@@ -22,7 +22,7 @@ from cli.bench.machine import Machine, this_machine
 from cli.bench.plan import Level, Plan, doubling
 from cli.bench.plot import Axis, Point, Series, svg
 from cli.bench.prompts import Fit, Prompter, fit
-from cli.bench.report import Result, as_json, duration, heading, series, table
+from cli.bench.report import Result, Table, as_json, duration, heading, notes, series
 from cli.bench.slo import Slo, Verdict, next_level, parse_slo, sentence
 from cli.bench.sse import EventReader, error_text
 from cli.bench.sweep import KvUse, Measured
@@ -288,6 +288,12 @@ def test_a_body_without_a_length_ends_with_the_connection() -> None:
     assert not reader.is_over
 
 
+def test_an_error_in_a_field_of_its_own_is_an_event() -> None:
+    reader = EventReader()
+    event = b'error: {"message": "too long"}\n\n'
+    assert reader.feed(b"HTTP/1.0 200 OK\r\n\r\n" + event) == [b'{"error":{"message": "too long"}}']
+
+
 @pytest.mark.parametrize("head", [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1\r\n\r\n", b"HTTP/1.1 x\r\n\r\n"])
 def test_what_is_not_http_is_refused(head: bytes) -> None:
     with pytest.raises(ValueError, match="HTTP"):
@@ -339,10 +345,17 @@ def result(*levels: Measured, plan: Plan | None = None) -> Result:
     return Result(plan or Plan(), machine, "0.1.0", [], levels, {})
 
 
+def table(found: Result) -> list[str]:
+    """The lines of a table and of what stands below it."""
+    of_levels = Table(found.plan, [one.target for one in found.measured])
+    rows = [of_levels.row(one) for one in found.measured]
+    return [of_levels.head, *rows, *notes(found).splitlines()]
+
+
 def test_the_table() -> None:
     broken = measured("m", 2, whole=False)
     broken.outcomes.append(Unanswered(5.0, 6.0, "status 500"))
-    lines = table(result(measured("m", 1), broken)).splitlines()
+    lines = table(result(measured("m", 1), broken))
     assert lines[0].split("  ")[0] == "SERVER"
     row = "m 1 1 0 1.00 s 1.00 s 500 ms 500 ms 500 ms 1.0 5 50% 30%"
     assert " ".join(lines[1].split()) == row
@@ -352,7 +365,7 @@ def test_the_table() -> None:
 
 def test_further_targets_are_shown_as_ratios_to_the_first() -> None:
     levels = [measured("a", 1), measured("b", 1, ttft_s=0.5), measured("b", 2)]
-    lines = table(result(*levels)).splitlines()
+    lines = table(result(*levels))
     assert lines[4] == ""
     assert lines[5].startswith("RATIO TO a")
     assert lines[-1].split() == ["b", "1", "0.50", "0.50", "1.00", "1.00", "1.00", "1.33"]
@@ -362,7 +375,7 @@ def test_the_long_prompt_has_a_column_and_its_failure_is_an_error() -> None:
     plan = Plan(scenario="long-prompt")
     good, bad = measured("a", 4), measured("b", 4)
     good.long, bad.long = answer(0.0, 2.5), Unanswered(0.0, 1.0, "too long")
-    lines = table(result(good, bad, plan=plan)).splitlines()
+    lines = table(result(good, bad, plan=plan))
     assert "LONG TTFT" in lines[0]
     assert "2.50 s" in lines[1]
     assert bad.figures.n_errors == 1

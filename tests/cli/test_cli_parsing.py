@@ -2,10 +2,12 @@
 
 import re
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from cli.commands.cp import CpOptions
 from cli.commands.create import CreateOptions
@@ -94,6 +96,15 @@ def test_format_takes_a_schema() -> None:
         ("create n -f a --from-file b", "not both"),
         ("stop", "a MODEL, or --daemon"),
         ("stop m --daemon", "not both"),
+        ("run ./x.gguf hi", "`localrun create NAME --from-file ./x.gguf`"),
+        ("run ~/x.gguf hi", "`~/x.gguf` names a file, not a model"),
+        ("run /a/x.gguf", "names a file"),
+        ("show ../x", "names a file"),
+        ("bench ./x.gguf", "names a file"),
+        (
+            "run https://x.y/z.gguf hi",
+            "fetch it with `localrun pull https://x.y/z.gguf`, then its name is `z:latest`",
+        ),
         ("run m hi \udcff\udcfe", "argument 4, `\\xff\\xfe`, is not valid UTF-8"),
     ],
 )
@@ -108,7 +119,7 @@ def test_wrong_usage(line: str, part: str) -> None:
         ["create", "a//b"],
         ["cp", "a//b", "c"],
         ["cp", "a", "c:"],
-        ["run", "../x"],
+        ["run", "a//b"],
         ["show", "Bad Name"],
         ["stop", "../x"],
         ["rm", "a", "../x"],
@@ -117,6 +128,36 @@ def test_wrong_usage(line: str, part: str) -> None:
 def test_names_are_checked_before_anything_is_sent(argv: list[str]) -> None:
     with pytest.raises(InvalidName):
         parse(argv)
+
+
+def options_with_texts() -> list[tuple[str, str]]:
+    """Every option of every command that takes a text: command and option."""
+    found = []
+    for name, (module, function) in COMMANDS.items():
+        app = typer.Typer()
+        app.command(name)(getattr(import_module(f"cli.commands.{module}"), function))
+        found += [
+            (name, option)
+            for parameter in typer.main.get_command(app).params
+            if parameter.param_type_name == "option" and not getattr(parameter, "is_flag", False)
+            for option in parameter.opts
+            if not getattr(parameter, "hidden", False)
+        ]
+    return found
+
+
+@pytest.mark.parametrize("text", ["", " "])
+@pytest.mark.parametrize(("command", "option"), options_with_texts())
+def test_an_option_without_a_value_is_wrong_usage(command: str, option: str, text: str) -> None:
+    words = [f"{option}={text}"] if option == "--think" else [option, text]
+    with pytest.raises(Usage, match=r"has an empty value; leave it out|is not"):
+        parse([command, "m", *words] if command != "serve" else [command, *words])
+
+
+def test_the_options_with_texts_are_found() -> None:
+    assert {("create", "-f"), ("create", "-q"), ("bench", "--plot"), ("serve", "--log-file")} <= {
+        *options_with_texts()
+    }
 
 
 @pytest.mark.parametrize("name", ["serve", "start"])
@@ -133,10 +174,11 @@ def test_stop_of_the_daemon() -> None:
 def test_help_of_every_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert parse([name, "--help"]) == 0
     assert parse(["help", name]) == 0
-    assert capsys.readouterr().out.count(f"Usage: localrun {name}") >= 1
+    assert parse([name, "-h"]) == 0
+    assert capsys.readouterr().out.count(f"Usage: localrun {name}") >= 2
 
 
-@pytest.mark.parametrize("argv", [[], ["--help"], ["help"]])
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
 def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(argv) == 0
     out = capsys.readouterr().out

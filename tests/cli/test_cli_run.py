@@ -12,8 +12,11 @@ import pytest
 from cli_stub import Reply, Shell, Stub, generated, thought
 
 from cli.client import Client
+from cli.context import INPUT_LIMIT_BYTES
 from cli.errors import ApiError
 from cli.replies import GenerateLine
+from localrun.http.errors import TABLE
+from localrun.http.guard import Limits
 
 NOT_FOUND = Reply(404, {"error": "model 'm' not found"})
 
@@ -92,8 +95,8 @@ def test_an_empty_format_is_an_error_that_says_what_it_takes(shell: Shell, text:
     result = shell("run", "m", "x", "--format", text)
     assert (result.code, result.out) == (2, "")
     assert result.err == (
-        "Error: --format takes `json`, a JSON schema or the name of a file with one, not an empty "
-        "text\n"
+        "Error: --format has an empty value; leave it out, or say: The answer is JSON: `json`, or "
+        "a JSON schema, as text or the name of a file.\n"
     )
 
 
@@ -138,6 +141,97 @@ def test_run_takes_a_schema_from_a_file(stub: Stub, shell: Shell, tmp_path: Path
     assert result.code == 2
     assert "there is no file" in result.err
     assert len(stub.asked("/api/generate")) == 1
+
+
+VECTORS = Reply(body={"capabilities": ["embedding"]})
+TEXT = Reply(body={"capabilities": ["completion"]})
+
+
+def test_options_without_effect_on_a_model_for_text_are_noted(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/show", TEXT)
+    stub.on("POST", "/api/generate", Reply(lines=generated("ok\n")))
+    result = shell("run", "m", "x", "--dimensions", "3", "--no-truncate")
+    assert (result.code, result.out) == (0, "ok\n")
+    assert result.err == (
+        "note: --no-truncate, --dimensions have no effect: `m` makes text, not vectors\n"
+    )
+
+
+def test_options_without_effect_on_a_model_for_vectors_are_noted(stub: Stub, shell: Shell) -> None:
+    stub.on("POST", "/api/show", VECTORS)
+    stub.on("POST", "/api/generate", Reply(400, {"error": "it makes vectors"}))
+    stub.on("POST", "/api/embed", Reply(body={"embeddings": [[1.0]]}))
+    result = shell("run", "m", "x", "--format", "json", "--think", "--dimensions", "1")
+    assert (result.code, result.out) == (0, "[1.0]\n")
+    assert result.err == ("note: --format, --think have no effect: `m` makes vectors, not text\n")
+    assert shell("run", "m", "x", "--dimensions", "1").err == ""
+
+
+@pytest.mark.parametrize("stdin", [None, ""])
+def test_an_empty_prompt_is_wrong_usage(stub: Stub, shell: Shell, stdin: str | None) -> None:
+    result = shell("run", "m", "", stdin=stdin, is_terminal=stdin is None)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("Error: the prompt is empty; without one, ")
+    assert stub.requests == []
+
+
+def test_input_without_end_is_not_read_for_ever(stub: Stub, shell: Shell) -> None:
+    with open("/dev/zero", "rb") as zeros:
+        result = subprocess.run(
+            [sys.executable, "-m", "cli", "run", "m"],
+            stdin=zeros,
+            env=shell.environ,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert b"standard input is larger than 64 MiB" in result.stderr
+    assert stub.requests == []
+
+
+def test_the_limit_of_input_is_the_daemons_limit_of_a_body() -> None:
+    assert Limits().json_bytes == INPUT_LIMIT_BYTES
+
+
+def test_a_file_in_the_place_of_a_model_is_not_pulled(
+    stub: Stub, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.gguf").touch()
+    stub.on("POST", "/api/generate", NOT_FOUND)
+    result = shell("run", "x.gguf", "hi")
+    assert result.code == 2
+    assert "`localrun create NAME --from-file x.gguf`" in result.err
+    assert stub.asked("/api/pull") == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        (Reply(400, {"error": "no such type"}), 2),
+        (Reply(413, {"error": "too large"}), 2),
+        (Reply(500, {"error": "broken"}), 1),
+        (Reply(lines=[{"error": "template error", "code": "invalid_template"}]), 2),
+        (Reply(lines=[{"error": "runner died", "code": "runner_lost"}]), 1),
+    ],
+)
+def test_a_refusal_of_the_input_has_the_exit_code_of_wrong_usage(
+    stub: Stub, shell: Shell, reply: Reply, code: int
+) -> None:
+    stub.on("POST", "/api/show", TEXT)
+    stub.on("POST", "/api/generate", reply)
+    assert shell("run", "m", "x", "--format", '{"type": "wat"}').code == code
+
+
+def test_the_codes_of_refused_input_are_the_daemons() -> None:
+    refused = {row.code for row in TABLE.values() if row.status == 400}
+    assert {code for code in refused if code and ApiError(0, "", code).is_about_input} > {
+        "invalid_template",
+        "invalid_gguf",
+    }
+    others = {row.code for row in TABLE.values()} - refused
+    assert not any(ApiError(0, "", code).is_about_input for code in others if code)
 
 
 def test_run_warns_when_the_model_has_not_seen_all(stub: Stub, shell: Shell) -> None:

@@ -70,6 +70,24 @@ def test_a_model_that_is_not_there_has_an_exit_code_of_its_own(
     assert "Traceback" not in err
 
 
+def test_input_that_is_refused_is_wrong_usage(
+    daemon: Daemon, fake_model: Fake, tmp_path: Path
+) -> None:
+    path = fake_model(pieces=["ok"])
+    bad = tmp_path / "Modelfile"
+    bad.write_text(f'FROM {path}\nTEMPLATE """{{{{ bad"""\n')
+    for arguments in (
+        ["create", "m", "--from-file", str(path), "-q", "wat"],
+        ["create", "m", "-f", str(bad)],
+    ):
+        code, out, err = daemon.cli(*arguments)
+        assert (code, out) == (2, ""), err
+    daemon.create("m", path)
+    code, out, err = daemon.cli("run", "m", "hi", "--format", '{"type": "wat"}')
+    assert (code, out) == (2, "")
+    assert '"wat" is no type' in err
+
+
 def test_ctrl_c_stops_the_generation_in_the_daemon(daemon: Daemon, fake_model: Fake) -> None:
     daemon.create("m", fake_model(pieces=["la "], endless=True, step_s=0.01))
     process = subprocess.Popen(
