@@ -194,13 +194,9 @@ class EmbedTexts(Struct, frozen=True, tag="embed"):
 
 
 class CountPrompt(Struct, frozen=True, tag="count_prompt"):
-    """How many tokens a chat comes to, rendered by `template` as in `Call`.
-
-    `n_ctx` is the window that it is meant for, which it may exceed.
-    """
+    """How many tokens a chat comes to, rendered by `template` as in `Call`, in any window."""
 
     prompt: ChatPrompt
-    n_ctx: int
     template: str | None = None
 
 

@@ -86,10 +86,18 @@ class ContextOverflow(LocalrunError):
     is_at_least: bool = False
 
     def __str__(self) -> str:
+        return f"{self._problem}; shorten it, or raise num_ctx or LOCALRUN_CONTEXT_LENGTH"
+
+    def without_options(self) -> str:
+        """The sentence for whoever has no `num_ctx` to set."""
+        return f"{self._problem}; shorten it, or raise LOCALRUN_CONTEXT_LENGTH"
+
+    @property
+    def _problem(self) -> str:
         at_least = "at least " if self.is_at_least else ""
         return (
             f"the prompt has {at_least}{self.n_tokens} tokens and exceeds the context length of "
-            f"{self.n_ctx}; shorten it, or raise num_ctx or LOCALRUN_CONTEXT_LENGTH"
+            f"{self.n_ctx}"
         )
 
 
@@ -104,9 +112,17 @@ class WindowTooLarge(LocalrunError):
     path: ClassVar[str] = "options.num_ctx"
 
     def __str__(self) -> str:
+        return f"{self.path}: {self._problem}; set num_ctx to {self.n_ctx_max} or less"
+
+    def without_options(self) -> str:
+        """The sentence for whoever has no `num_ctx` to set."""
+        return f"{self._problem}; set LOCALRUN_CONTEXT_LENGTH to {self.n_ctx_max} or less"
+
+    @property
+    def _problem(self) -> str:
         return (
-            f"{self.path}: a context window of {self.n_ctx} tokens does not fit in memory, the "
-            f"largest that fits has {self.n_ctx_max}; set num_ctx to {self.n_ctx_max} or less"
+            f"a context window of {self.n_ctx} tokens does not fit in memory, the largest that "
+            f"fits has {self.n_ctx_max}"
         )
 
 
@@ -172,12 +188,19 @@ class NotEnoughMemory(LocalrunError):
     available: dict[str, int]
 
     def __str__(self) -> str:
+        return self._advising("num_ctx")
+
+    def without_options(self) -> str:
+        """The sentence for whoever has no `num_ctx` to set."""
+        return self._advising("LOCALRUN_CONTEXT_LENGTH")
+
+    def _advising(self, setting: str) -> str:
         sizes = ", ".join(
             f"{_size(n_bytes)} of {_memory(name)} (available: {_size(self.available.get(name, 0))})"
             for name, n_bytes in self.needed.items()
         )
         return (
-            f"the model needs more memory than there is: {sizes}; use a smaller num_ctx, or a "
+            f"the model needs more memory than there is: {sizes}; use a smaller {setting}, or a "
             "model that is smaller or quantized further"
         )
 

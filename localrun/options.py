@@ -31,7 +31,10 @@ _MAX_BIASES = 1024
 _MAX_GPUS = 16
 
 # Token counts and seeds are 32-bit in llama.cpp.
-_INT32_MAX = 2**31 - 1
+INT32_MAX = 2**31 - 1
+
+# What is computed with them are floats of 32 bits, which end at 3e38, and so would their squares.
+_HUGE = 1e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +44,34 @@ class Option:
     name: str
     scope: Scope
     kind: Kind
-    low: float = -math.inf
-    high: float = math.inf
+    low: float = -_HUGE
+    high: float = _HUGE
     choices: tuple[str, ...] = ()
 
 
 OPTIONS: dict[str, Option] = {
     row.name: row
     for row in (
-        Option("num_ctx", "load", "integer", 0, _INT32_MAX),
-        Option("num_batch", "load", "integer", 1, _INT32_MAX),
-        Option("num_gpu", "load", "integer", -1, _INT32_MAX),
+        Option("num_ctx", "load", "integer", 0, INT32_MAX),
+        Option("num_batch", "load", "integer", 1, INT32_MAX),
+        Option("num_gpu", "load", "integer", -1, INT32_MAX),
         Option("main_gpu", "load", "integer", 0, 255),
-        Option("tensor_split", "load", "numbers", 0, math.inf),
+        Option("tensor_split", "load", "numbers", 0),
         Option("use_mmap", "load", "boolean"),
         Option("num_thread", "load", "integer", 0, 1024),
         Option("admission", "load", "choice", choices=get_args(Admission)),
-        Option("temperature", "request", "number", 0, math.inf),
-        Option("top_k", "request", "integer", -1, _INT32_MAX),
+        Option("temperature", "request", "number", 0),
+        Option("top_k", "request", "integer", -1, INT32_MAX),
         Option("top_p", "request", "number", 0, 1),
         Option("min_p", "request", "number", 0, 1),
         Option("typical_p", "request", "number", 0, 1),
-        Option("repeat_last_n", "request", "integer", -1, _INT32_MAX),
-        Option("repeat_penalty", "request", "number", 0, math.inf),
-        Option("presence_penalty", "request", "number", -math.inf, math.inf),
-        Option("frequency_penalty", "request", "number", -math.inf, math.inf),
+        Option("repeat_last_n", "request", "integer", -1, INT32_MAX),
+        Option("repeat_penalty", "request", "number", 0),
+        Option("presence_penalty", "request", "number"),
+        Option("frequency_penalty", "request", "number"),
         Option("seed", "request", "integer", -(2**63), 2**64 - 1),
-        Option("num_predict", "request", "integer", -2, _INT32_MAX),
-        Option("num_keep", "request", "integer", -_INT32_MAX, _INT32_MAX),
+        Option("num_predict", "request", "integer", -2, INT32_MAX),
+        Option("num_keep", "request", "integer", -INT32_MAX, INT32_MAX),
         Option("stop", "request", "strings"),
         Option("deterministic", "request", "boolean"),
         Option("logit_bias", "request", "biases", -100, 100),
@@ -96,12 +99,14 @@ IGNORED_OPTIONS = frozenset(
 )
 
 
-def check_option(name: str, value: Any, *, path: str) -> Any:
+def check_option(name: str, value: Any, *, path: str, cuts: bool = True) -> Any:
     """`value` in the type of the option's row.
 
-    Whole numbers may come as floats and are cut (4096.9 → 4096), numbers may be quoted, a lone
-    string or number is a list of one.
-    Raises BadRequest with `path` when the type or the range is wrong.
+    Whole numbers may come as floats and, if it `cuts`, lose what is behind the point (4096.9 →
+    4096), numbers may be quoted, a lone string or number is a list of one. Quoted numbers are not
+    cut. Source: Ollama, where options are JSON numbers, and a Modelfile's are parsed.
+    Raises BadRequest with `path` when the type or the range is wrong; without a path it says which
+    option it is.
     """
     option = OPTIONS[name]
     checked: Any
@@ -119,10 +124,18 @@ def check_option(name: str, value: Any, *, path: str) -> Any:
         case "integer" | "number":
             number = _number(value)
             checked = None if number is None else _in_range(option, number, path)
+            may_cut = cuts and not isinstance(value, str)
+            if option.kind == "integer" and number != checked and not may_cut:
+                raise _bad(option, path, f"a whole number, not {number:g}")
     if checked is None:
         wanted = _WORDS.get(option.kind) or f"one of {', '.join(option.choices)}"
-        raise BadRequest(path, f'option "{name}" must be {wanted}')
+        raise _bad(option, path, wanted)
     return checked
+
+
+def _bad(option: Option, path: str, wanted: str) -> BadRequest:
+    name = "" if path else f'option "{option.name}" '
+    return BadRequest(path, f"{name}must be {wanted}")
 
 
 _WORDS = {
@@ -147,16 +160,15 @@ def _strings(value: Any, path: str) -> tuple[str, ...] | None:
 
 
 # Settings pages and variables hold text only, so numbers come quoted from many clients.
-_QUOTED_NUMBER = re.compile(r"[-+]?\d{1,20}(?:\.\d+)?", re.ASCII)
+_QUOTED_NUMBER = re.compile(r"[-+]?\d{1,400}(\.\d+)?([eE][-+]?\d{1,4})?", re.ASCII)
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, str) and _QUOTED_NUMBER.fullmatch(value.strip()):
-        value = float(value) if "." in value else int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, str) and (found := _QUOTED_NUMBER.fullmatch(value.strip())):
+        value = float(value) if found[1] or found[2] else int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         return None
-    # No option goes beyond 64 bits, and a longer integer may not even have a float.
-    return value if -(2**64) < value < 2**64 else None
+    return value
 
 
 def _numbers(option: Option, value: Any, path: str) -> tuple[float, ...] | None:
@@ -200,17 +212,25 @@ def _biases(option: Option, value: Any, path: str) -> dict[str, float] | None:
 
 
 def _in_range(option: Option, value: float, path: str) -> float:
-    number = int(value) if option.kind == "integer" else float(value)
+    is_integer = option.kind == "integer"
+    # A long integer may not even have a float, and infinity has no integer.
+    number = int(value) if is_integer and abs(value) < math.inf else value
     if not option.low <= number <= option.high:
-        low, high = _plain(option.low), _plain(option.high)
-        bounds = f"at least {low}" if option.high == math.inf else f"from {low} to {high}"
-        raise BadRequest(path, f'option "{option.name}" must be {bounds}, not {_plain(value)}')
-    return number
+        bounds = f"from {_plain(option.low)} to {_plain(option.high)}"
+        raise _bad(option, path, f"{bounds}, not {_plain(value)}")
+    return number if is_integer else float(number)
 
 
 def _plain(number: float) -> str:
-    """Whole numbers with all their digits."""
-    return str(int(number)) if math.isfinite(number) and number == int(number) else f"{number:g}"
+    """Whole numbers with all their digits, as far as anybody reads them."""
+    if isinstance(number, float) and (abs(number) >= _HUGE or number != int(number)):
+        return f"{number:g}"
+    if abs(number) >= 10**_MAX_DIGITS:
+        return f"a number of more than {_MAX_DIGITS} digits"
+    return str(int(number))
+
+
+_MAX_DIGITS = 40
 
 
 def check_options(

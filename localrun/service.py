@@ -167,7 +167,7 @@ class InferenceService:
         prompt = work.prompts[0]
         assert isinstance(prompt, ChatPrompt)
         lease = await self.residency.lease(work.spec, work.model, call.keep_alive_s)
-        question = CountPrompt(prompt, work.spec.n_ctx, work.template)
+        question = CountPrompt(prompt, work.template)
         with contextlib.closing(lease), in_words_of(call):
             reply = await lease.runner.ask(question)
         assert isinstance(reply, Count)

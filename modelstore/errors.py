@@ -215,6 +215,10 @@ class SourceNotAllowed(StoreError):
         return self.problem
 
 
+# Nothing to check, unlike other problems of such a file.
+GONE = "is no longer there"
+
+
 class ChangedFile(StoreError):
     """A file that is used in place is no longer the file that was registered.
 
@@ -233,6 +237,8 @@ class ChangedFile(StoreError):
         return f"file `{self.name}`, used in place, {self.problem}"
 
     def __str__(self) -> str:
+        if self.problem == GONE:
+            return f"{self.finding}; put it back, or create the model again"
         if not self.model:
             return f"{self.finding}; create the model again"
         return (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from modelstore.errors import ChangedFile
+from modelstore.errors import GONE, ChangedFile
 
 SIDECAR_SUFFIX = ".in-place"
 
@@ -38,12 +38,12 @@ def check_link(link: Path, sidecar: Path) -> None:
         # A link that somebody made by hand, to keep weights on another disk.
         if link.is_file():
             return
-        raise ChangedFile(target_name, "is no longer there") from None
+        raise ChangedFile(target_name, GONE) from None
     except (OSError, msgspec.MsgspecError) as error:
         raise ChangedFile(target_name, "cannot be checked: its record is damaged") from error
     found = look(link, known.path)
     if found is None:
-        raise ChangedFile(target_name, "is no longer there")
+        raise ChangedFile(target_name, GONE)
     if known.is_wrong:
         raise ChangedFile(target_name, OTHER_CONTENT)
     if found != known:

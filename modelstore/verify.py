@@ -15,6 +15,7 @@ from typing import Literal
 from modelstore.catalogue import Survey
 from modelstore.digest import Digest, HashingWriter, read_chunks
 from modelstore.errors import (
+    GONE,
     BlobNotFound,
     ChangedFile,
     ModelNotFound,
@@ -222,7 +223,7 @@ class _Check:
             if source is None:
                 self._note("missing", "is not there")
             else:
-                self._note_in_place(ChangedFile(source.name, "is no longer there"))
+                self._note_in_place(ChangedFile(source.name, GONE))
         except (OSError, SourceNotAllowed) as error:
             self._note("unreadable", f"cannot be read: {_reason(error)}")
         else:

@@ -133,6 +133,8 @@ _ANTHROPIC_KINDS = {
 _UNMAPPED = Row(500, code="internal_error", text="internal error")
 # Errors that name the field of the request.
 _WITH_PATH = (ours.BadRequest, ours.Unsupported, ours.NotRemembered, ours.WindowTooLarge)
+# Errors that advise on `num_ctx`, which only Ollama's dialect has.
+_ABOUT_WINDOW = (ours.ContextOverflow, ours.WindowTooLarge, ours.NotEnoughMemory)
 # Folders of an absolute path, with spaces only inside quotes; the file's own name stays.
 _FOLDERS = re.compile(
     r"""(?<=['"`])/(?:[^/'"`\n]+/)+  |  (?<![\w.:/-])/(?:[^/\s'"`]+/)+""", re.VERBOSE
@@ -144,7 +146,7 @@ def row_of(error: Exception) -> Row | None:
     return next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), None)
 
 
-def fault_of(error: Exception) -> tuple[Row, Fault]:
+def fault_of(error: Exception, dialect: Dialect = "native") -> tuple[Row, Fault]:
     """What the client is told. Logs a traceback for an error that no row covers."""
     row = row_of(error)
     if row is None:
@@ -153,9 +155,11 @@ def fault_of(error: Exception) -> tuple[Row, Fault]:
     elif row.status in (500, 507):
         _log.warning("%s: %s", type(error).__name__, error)
     message = str(error) if row.text is None else row.text
+    path = error.path if isinstance(error, _WITH_PATH) else ""
+    if dialect != "native" and isinstance(error, _ABOUT_WINDOW):
+        message, path = error.without_options(), ""
     if row.from_engine:
         message = _FOLDERS.sub("", message)
-    path = error.path if isinstance(error, _WITH_PATH) else ""
     return row, Fault(message, row.kind, row.code, path, _anthropic_kind(row.status))
 
 
@@ -170,7 +174,7 @@ def new_request_id() -> str:
 
 def error_response(error: Exception, dialect: Dialect) -> Response:
     """The error as a whole reply, with the headers that tell a client when to come back."""
-    row, fault = fault_of(error)
+    row, fault = fault_of(error, dialect)
     headers: Mapping[str, str] = {}
     if isinstance(error, TransportError):
         headers = error.headers

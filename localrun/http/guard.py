@@ -49,6 +49,8 @@ _log = logging.getLogger(__name__)
 _OPEN_PATHS = ("/", "/health")
 # Anthropic's routes stand among OpenAI's.
 MESSAGES_PATH = "/v1/messages"
+# A path of both.
+MODELS_PATH = "/v1/models"
 _PROBES = ("/", "/health", "/metrics", "/api/version")
 # Names that resolve to this machine or its own network by standard or by habit (RFC 6761, 6762).
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
@@ -121,7 +123,7 @@ class Guard:
             granted = self._grant(scope, headers)
             self._check_host(headers)
         except TransportError as error:
-            await error_response(error, dialect_of(scope["path"]))(scope, receive, send)
+            await error_response(error, asked_dialect(scope))(scope, receive, send)
             return
         if granted:
             if scope["method"] == "OPTIONS":
@@ -134,7 +136,7 @@ class Guard:
             self._check_caller(scope, headers)
             limit = self._check_body(scope, headers)
         except (TransportError, ShuttingDown) as error:
-            await error_response(error, dialect_of(scope["path"]))(scope, receive, send)
+            await error_response(error, asked_dialect(scope))(scope, receive, send)
             return
         body = _Body(receive, limit, self._limits.body_idle_s)
         await self._app(scope, body.receive, send)
@@ -165,7 +167,7 @@ class Guard:
             raise ShuttingDown
         if scope["method"] == "OPTIONS" or scope["path"] in _OPEN_PATHS:
             return
-        key = self._keys.find(headers, is_anthropic=dialect_of(scope["path"]) == "anthropic")
+        key = self._keys.find(headers, is_anthropic=asked_dialect(scope) == "anthropic")
         if key is not None:
             scope[SCOPE_KEY] = Caller(f"key {key.name}", key.name, key)
 
@@ -204,6 +206,18 @@ def dialect_of(path: str) -> Dialect:
     if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
         return "anthropic"
     return "openai" if path.startswith("/v1/") else "native"
+
+
+def asked_dialect(scope: Scope) -> Dialect:
+    """Which dialect a request is answered in.
+
+    Of models both OpenAI's and Anthropic's clients ask at one path; the latter name a version.
+    """
+    path: str = scope["path"]
+    is_shared = path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/")
+    if is_shared and "anthropic-version" in Headers(scope=scope):
+        return "anthropic"
+    return dialect_of(path)
 
 
 def _use_authority(scope: Scope) -> None:

@@ -4,11 +4,13 @@ import asyncio
 
 from starlette.responses import Response
 
-from localrun.http.errors import as_sent
+from localrun.http.errors import REQUEST_ID, as_sent, new_request_id
+from localrun.http.guard import asked_dialect
 from localrun.http.requests import ApiRequest
 from localrun.http.streaming import AnswerResponse
 from localrun.http.text import answer
 from localrun.service import TextService
+from localrun.wire import anthropic_models
 from localrun.wire.completions import decode_completions
 from localrun.wire.openai import (
     CompletionRequest,
@@ -51,8 +53,15 @@ class OpenAIApi:
         return answer(self._service, wanted, writer, "openai", request=request)
 
     async def models(self, request: ApiRequest) -> Response:
-        """Every model of the store."""
+        """Every model of the store; for Anthropic's clients in pages, as they ask for them.
+
+        Raises BadRequest.
+        """
         listings = await asyncio.to_thread(self._store.list)
+        if asked_dialect(request.scope) == "anthropic":
+            models = [(one.name.display(), _created_s(one)) for one in listings]
+            page = anthropic_models.encode_models(models, request.query_params)
+            return Response(page, headers={REQUEST_ID: new_request_id()}, media_type=JSON_TYPE)
         entries = [_entry(listing, listing.name.display()) for listing in listings]
         return Response(encode_models(entries), media_type=JSON_TYPE)
 
@@ -61,8 +70,15 @@ class OpenAIApi:
         name = request.path_params["model"]
         with as_sent(name):
             record = await asyncio.to_thread(self._store.resolve, name)
+        if asked_dialect(request.scope) == "anthropic":
+            found = anthropic_models.encode_model(name, _created_s(record))
+            return Response(found, headers={REQUEST_ID: new_request_id()}, media_type=JSON_TYPE)
         return Response(encode_model(_entry(record, name)), media_type=JSON_TYPE)
 
 
 def _entry(found: Listing | Record, name: str) -> ModelEntry:
-    return ModelEntry(name, int(found.modified_at.timestamp()), found.name.namespace)
+    return ModelEntry(name, _created_s(found), found.name.namespace)
+
+
+def _created_s(found: Listing | Record) -> int:
+    return int(found.modified_at.timestamp())

@@ -19,7 +19,7 @@ from localrun.http.clean_paths import CleanPaths
 from localrun.http.create import CreateApi
 from localrun.http.embeddings import EmbeddingsApi
 from localrun.http.errors import error_response
-from localrun.http.guard import MESSAGES_PATH, Guard, Limits, dialect_of
+from localrun.http.guard import MESSAGES_PATH, MODELS_PATH, Guard, Limits, asked_dialect, dialect_of
 from localrun.http.keys import Keys, load_keys
 from localrun.http.machine import Diagnose, MachineApi
 from localrun.http.messages import MessagesApi
@@ -106,8 +106,8 @@ def table(
         ("POST", "/api/experimental/web_search", cloud.web_search),
         ("POST", "/api/experimental/web_fetch", cloud.web_fetch),
         ("GET", "/api/experimental/model-recommendations", cloud.recommendations),
-        ("GET", "/v1/models", openai.models),
-        ("GET", "/v1/models/{model:path}", openai.model),
+        ("GET", MODELS_PATH, openai.models),
+        ("GET", f"{MODELS_PATH}/{{model:path}}", openai.model),
         ("POST", "/v1/chat/completions", openai.chat_completions),
         ("POST", "/v1/completions", openai.completions),
         ("POST", "/v1/responses", responses.create),
@@ -178,7 +178,7 @@ class _Endpoint:
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - the table decides what the client is told
-            reply = error_response(error, dialect_of(scope["path"]))
+            reply = error_response(error, asked_dialect(scope))
         await reply(scope, receive, send)
 
 

@@ -260,7 +260,7 @@ class AnswerResponse:
                 return self._writer.final(event, is_last=n_open == 0), n_open
             return self._writer.delta(event), n_open
         except Exception as error:  # noqa: BLE001 - it becomes the last frame of the stream
-            return self._writer.failure(fault_of(error)[1]), 0
+            return self._writer.failure(fault_of(error, self._dialect)[1]), 0
 
     async def _event(self, answer: Answer) -> Event:
         """The next one that this dialect has a place for. Raises AnswerBroken."""

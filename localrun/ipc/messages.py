@@ -159,6 +159,12 @@ class Rendering(Struct, frozen=True, tag="rendering"):
     id: int
 
 
+class Rendered(Struct, frozen=True, tag="rendered"):
+    """The template has come back, and its deadline ends; the text is still being counted."""
+
+    id: int
+
+
 class Waiting(Struct, frozen=True, tag="waiting"):
     """The request is rendered, has `n_prompt` tokens and waits for a slot.
 
@@ -207,6 +213,7 @@ ToDaemon = (
     | Resized
     | Tested
     | Rendering
+    | Rendered
     | Waiting
     | Admitted
     | Progressed

@@ -20,6 +20,7 @@ from localrun.ipc.messages import (
     Outbox,
     Pace,
     Progressed,
+    Rendered,
     Rendering,
     Resized,
     Share,
@@ -99,7 +100,7 @@ class TextThread:
         match message:
             case StepOutput():
                 self._after_step(message)
-            case Rendering() | Answered():
+            case Rendering() | Rendered() | Answered():
                 self._items.append(message)
             case Prepared():
                 self._accept(message)

@@ -9,7 +9,7 @@ from typing import Any
 from localrun.errors import BadRequest
 from localrun.schemas.keywords import MAX_DIVISOR, TYPES, n_remainders
 from localrun.schemas.parts import ANNOTATIONS, Schema, below, children, is_vain, shown, walk
-from localrun.schemas.unique import arrays
+from localrun.schemas.unique import arrays, n_lacking
 
 # Levels of the schema and of all that is referred to, which the engine goes down by recursion: 800
 # of them fit a stack of 8 MiB.
@@ -64,6 +64,13 @@ def check_unique(schema: Any) -> None:
     for path, part in walk(schema):
         if not isinstance(part, dict) or is_vain("uniqueItems", {"uniqueItems": False, **part}):
             continue
+        n_needed, n_known = n_lacking(part, schema)
+        if n_needed:
+            raise BadRequest(
+                below(path, "minItems"),
+                f"no array can ever match: it needs {n_needed} different items, and `items` "
+                f"allows {n_known}",
+            )
         told = arrays(part, schema)
         n_items += sum(map(len, told or ()))
         if told is None or n_items > MAX_CONSTANTS:

@@ -38,6 +38,16 @@ def arrays(part: Schema, root: Any) -> list[list[Any]] | None:
     return [list(one) for n in lengths for one in permutations(values, n)]
 
 
+def n_lacking(part: Schema, root: Any) -> tuple[int, int]:
+    """(different items that an array needs, those that there are) where it needs more, else 0, 0.
+
+    Of `part`, which has `uniqueItems`, only what is sure counts.
+    """
+    n_needed = part.get("minItems", 0)
+    n_known = len(_values(_resolved(part.get("items"), root)))
+    return (n_needed, n_known) if 0 < n_known < n_needed else (0, 0)
+
+
 def _values(items: Any) -> list[Any]:
     """The different values that match `items`; none where they are not plain and all told."""
     if (

@@ -32,6 +32,7 @@ from localrun.ipc.messages import (
     Planned,
     Progress,
     Progressed,
+    Rendered,
     Rendering,
     Resized,
     Share,
@@ -210,11 +211,11 @@ class RunnerClient:
         else:
             answer.set_result(reply)
 
-    def _follow(self, item: Rendering | Waiting | Admitted | Failed) -> None:
+    def _follow(self, item: Rendering | Rendered | Waiting | Admitted | Failed) -> None:
         # The deadline of a template holds whether or not somebody still waits for its result.
         if isinstance(item, Rendering):
             self._start_render_timer(item.id)
-        elif isinstance(item, Waiting | Failed):
+        elif isinstance(item, Rendered | Waiting | Failed):
             self._stop_render_timer(item.id)
         if stream := self._streams.get(item.id):
             self._hand_on(item, stream)

@@ -29,6 +29,7 @@ from localrun.wire.tools import WantedTool, checked_tools, find, some
 # Anthropic's own bound of a tool's name.
 NAME_CHARS = 128
 _MAX_SHOWN = 40
+_DISPLAYS = (None, "summarized", "omitted")
 
 
 class _Tool(msgspec.Struct):
@@ -49,6 +50,7 @@ class _Thinking(msgspec.Struct):
     """`budget_tokens` has no effect: models here cannot be told a number."""
 
     type: str | None = None
+    budget_tokens: int | float | None = None
     display: str | None = None
 
 
@@ -110,6 +112,8 @@ def decode_messages(body: bytes) -> MessageRequest:
     for i, text in enumerate(wire.stop_sequences or ()):
         if not text:
             raise BadRequest(f"stop_sequences[{i}]", "must not be empty")
+    if wire.top_k is not None and wire.top_k < 0:
+        raise BadRequest("top_k", f"must be at least 0, not {wire.top_k}")
     call = msgspec.structs.replace(call, options=_options(wire))
     is_omitted = wire.thinking is not None and wire.thinking.display == "omitted"
     ignored = (*without_effect(body, wire), *passed_over)
@@ -130,13 +134,25 @@ def _call(wire: _Shared) -> tuple[Call, tuple[str, ...]]:
     messages, passed_over = messages_of(wire.system, wire.messages, model)
     tools, choice = _chosen(_tools(wire.tools), wire.tool_choice)
     output = wire.output_config or _OutputConfig()
-    think = think_of_config(wire.thinking.type if wire.thinking else None, output.effort)
+    think = think_of_config(_kind_of(wire.thinking), output.effort)
     prompt = ChatPrompt(messages, tools=tools, choice=choice, think=think, may_not_think=True)
     form, place = output.format, "output_config.format"
     if form is None and wire.output_format is not None:
         form, place = wire.output_format, "output_format"  # its older place
     schema, places = schema_of_output_format(form, place), {SCHEMA_PATH: f"{place}.schema"}
     return Call(model, (prompt,), schema=schema, places=places), passed_over
+
+
+def _kind_of(thinking: _Thinking | None) -> str | None:
+    if thinking is None:
+        return None
+    if not thinking.type:
+        raise BadRequest("thinking.type", "is required")
+    if thinking.display not in _DISPLAYS:
+        raise BadRequest("thinking.display", 'must be "summarized" or "omitted"')
+    if thinking.budget_tokens is not None:
+        check_limit(thinking.budget_tokens, "thinking.budget_tokens")
+    return thinking.type
 
 
 def _refuse(wire: _Shared) -> None:
@@ -150,7 +166,7 @@ def _refuse(wire: _Shared) -> None:
 
 def _options(wire: _Messages) -> dict[str, Any]:
     return {
-        option: check_option(option, value, path=field)
+        option: check_option(option, value, path=field, cuts=False)
         for field, option in _OPTION_OF.items()
         if (value := getattr(wire, field)) is not None
     }

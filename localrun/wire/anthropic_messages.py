@@ -126,9 +126,11 @@ class _Reader:
                 case "thinking":
                     thoughts.append(_read(_Thinking, block, at).thinking)
                 case "tool_use" if turn.role != "assistant":
-                    raise BadRequest(at, f"only an assistant calls, not a {turn.role}")
+                    raise BadRequest(at, f"only an assistant calls, not {_an(turn.role)}")
                 case "tool_use":
                     calls.append(_call(block, at))
+                case "tool_result" if turn.role != "user":
+                    raise BadRequest(at, f"results come from a user, not from {_an(turn.role)}")
                 case "tool_result":
                     results.append(self._result(block, at))
                 case _:
@@ -181,6 +183,8 @@ class _Reader:
 
     def _result(self, block: dict[str, Any], path: str) -> Message:
         result = _read(_ToolResult, block, path)
+        if not result.tool_use_id:
+            raise BadRequest(f"{path}.tool_use_id", "is required")
         content = self.text(result.content, f"{path}.content")
         if result.is_error:
             content = _paragraphs(_FAILED, content)
@@ -201,6 +205,10 @@ class _Reader:
             problem = f'blocks of the type "{kind[:_MAX_SHOWN]}" cannot be read here; send text'
             raise BadRequest(f"{path}.type", problem)
         self.passed_over[kind] = None
+
+
+def _an(role: str) -> str:
+    return f"an {role}" if role == "assistant" else f"a {role}"
 
 
 def _joined(pieces: Sequence[_Piece]) -> str:

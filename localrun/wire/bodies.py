@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from localrun.core import Call
 from localrun.errors import BadRequest, Unsupported
-from localrun.options import OPTIONS, check_options
+from localrun.options import INT32_MAX, OPTIONS, check_options
 from localrun.units import FOREVER, parse_duration_s
 from localrun.wire.timestamps import LONGEST_S
 
@@ -89,7 +89,7 @@ def located(sentence: str, where: str = "") -> BadRequest:
 def required_model(model: str | None, path: str = "") -> str:
     """The name as sent. Raises BadRequest when there is none."""
     if not model or not model.strip():
-        raise BadRequest(path, "model is required")
+        raise BadRequest(path, "is required" if path else "model is required")
     return model
 
 
@@ -97,6 +97,8 @@ def check_limit(n_tokens: int | float, path: str) -> None:
     """Raises BadRequest for a limit of an answer that is no whole number of at least 1."""
     if n_tokens < 1 or n_tokens != int(n_tokens):
         raise BadRequest(path, "must be a whole number of at least 1")
+    if n_tokens > INT32_MAX:
+        raise BadRequest(path, f"must be at most {INT32_MAX}, not {n_tokens}")
 
 
 def content_text(

@@ -138,7 +138,7 @@ def options_of(wire: Shared) -> dict[str, Any]:
     for field, option in _OPTION_OF.items():
         value = getattr(wire, field, None)
         if value is not None:
-            options[option] = check_option(option, value, path=field)
+            options[option] = check_option(option, value, path=field, cuts=False)
     return options
 
 

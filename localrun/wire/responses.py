@@ -124,6 +124,8 @@ def decode_responses(body: bytes) -> ResponseRequest:
     _refuse(wire)
     if wire.input is None:
         raise BadRequest("input", "is required")
+    if (wire.max_tool_calls or 0) < 0:
+        raise BadRequest("max_tool_calls", f"must be at least 0, not {wire.max_tool_calls}")
     text, include = wire.text or _Text(), wire.include or ()
     namespaces: dict[str, tuple[str, str]] = {}
     tools, choice = chosen(
@@ -189,7 +191,7 @@ def _options(wire: _Request) -> dict[str, Any]:
         check_limit(wire.max_output_tokens, "max_output_tokens")
     for field, option in _OPTION_OF.items():
         if (value := getattr(wire, field)) is not None:
-            options[option] = check_option(option, value, path=field)
+            options[option] = check_option(option, value, path=field, cuts=False)
     return options
 
 

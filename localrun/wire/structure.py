@@ -59,6 +59,8 @@ def schema_of_text_format(value: Any) -> str | None:
         case "json_schema":
             if "schema" not in value:
                 raise BadRequest(TEXT_SCHEMA, "is missing")
+            # The reply repeats it, where null is none: clients would not read that.
+            _check_label(value, "text.format")
             return _checked(value["schema"], TEXT_SCHEMA)
         case kind:
             problem = f"{shown(kind)} is not one of text, json_object, json_schema"
@@ -106,7 +108,17 @@ def _named_schema(value: Any) -> Any:
         )
     if "schema" not in value:
         raise BadRequest(RESPONSE_SCHEMA, "is missing")
+    present = {key: one for key, one in value.items() if one is not None}
+    _check_label(present, "response_format.json_schema")
     return value["schema"]
+
+
+def _check_label(form: dict[str, Any], path: str) -> None:
+    """Raises BadRequest for fields beside a schema that are of a wrong type; none has an effect."""
+    for field, kind in (("name", str), ("description", str | None), ("strict", bool | None)):
+        if field in form and not isinstance(form[field], kind):
+            wanted = "a boolean" if field == "strict" else "a string"
+            raise BadRequest(f"{path}.{field}", f"must be {wanted}, and not {shown(form[field])}")
 
 
 def _decoded(text: str) -> Any:

@@ -22,6 +22,8 @@ _EFFORTS: dict[str, Think] = {
 }
 # Anthropic's own, which has a level between the two highest here.
 _OUTPUT_EFFORTS: dict[str, Think] = {**_LEVELS, "xhigh": "high"}
+# Of Anthropic's `thinking`.
+_KINDS = ("enabled", "disabled", "adaptive", "between_tools")
 _MAX_SHOWN = 40
 
 
@@ -66,8 +68,11 @@ def think_of_effort(effort: str | None, reasoning: Reasoning | None) -> Think:
 def think_of_config(kind: str | None, effort: str | None) -> Think:
     """Anthropic's `thinking.type` and `output_config.effort`. Raises BadRequest.
 
-    Other types, such as "adaptive", leave it to the model, as does none.
+    The others leave it to the model, as does none.
     """
+    if kind is not None and kind not in _KINDS:
+        known = ", ".join(f'"{name}"' for name in _KINDS)
+        raise BadRequest("thinking.type", f'"{kind[:_MAX_SHOWN]}" is not one of {known}')
     if effort is not None and effort not in _OUTPUT_EFFORTS:
         known = ", ".join(f'"{name}"' for name in _OUTPUT_EFFORTS)
         raise BadRequest("output_config.effort", f'"{effort[:_MAX_SHOWN]}" is not one of {known}')

@@ -212,6 +212,9 @@ def _allowed(
 
 def calls_of(wire: Sequence[WireCall] | None, path: str) -> tuple[ToolCall, ...]:
     """The calls of a message. Raises BadRequest below `path`."""
+    for i, call in enumerate(wire or ()):
+        if not call.function.name:
+            raise BadRequest(f"{path}[{i}].function.name", "is required")
     return tuple(
         ToolCall(
             call.function.name,

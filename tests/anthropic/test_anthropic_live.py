@@ -239,6 +239,15 @@ def test_a_prompt_beyond_the_window_is_counted_to_its_end(
     assert n_input(message) + message["usage"]["dropped_tokens"] == n_tokens
 
 
+def test_megabytes_are_counted(smollm2_daemon: Daemon) -> None:
+    def long(n_words: int) -> dict[str, Any]:
+        return {"system": "word " * n_words}
+
+    # More than the window has room for by any tokens, and of several parts.
+    few, many = (count(smollm2_daemon, SMOLLM2, **long(n)) for n in (1000, 1_000_000))
+    assert abs(many - few - 999_000) <= 5
+
+
 def test_whole_and_streamed_say_the_same(smollm2_daemon: Daemon) -> None:
     said = [ask(smollm2_daemon, SMOLLM2, temperature=0, max_tokens=24) for ask in BOTH.values()]
     assert text_of(said[0]) == text_of(said[1])

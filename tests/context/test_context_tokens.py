@@ -11,6 +11,8 @@ from gguf_changes import changed
 
 from localrun.core import (
     ChatPrompt,
+    Count,
+    CountPrompt,
     FillPrompt,
     Message,
     Overflow,
@@ -20,13 +22,14 @@ from localrun.core import (
     ToolCall,
 )
 from localrun.errors import Unsupported
-from localrun.ipc.messages import Ask, Cancel, Submit
+from localrun.ipc.messages import Answered, Ask, Cancel, Rendered, Rendering, Submit
 from localrun.memory import Split
 from localrun.runner.ggml.files import open_weights
 from localrun.runner.ggml.params import model_params
 from localrun.runner.llama import LlamaVocab
 from localrun.runner.prompt.composer import Prepared
 from localrun.runner.prompt.prepare import PromptThread, Refused
+from localrun.runner.prompt.rendering import slices
 from localrun.runner.prompt.spelling import MARK, Piece, Spellings
 from localrun.spec import LoadSpec
 
@@ -233,6 +236,47 @@ def test_text_around_a_spelling_is_tokenized_as_if_it_were_words(gemma: LlamaVoc
 def test_a_chat_with_a_model_s_noncharacter_loses_only_that(smollm2: LlamaVocab) -> None:
     tokens = tokens_of(smollm2, chat(("user", f"a{MARK}b{MARK}")))
     assert "user\nab<|im_end|>" in text_of(smollm2, tokens)
+
+
+# ---- counting
+
+
+def test_a_long_prompt_is_counted_in_parts_between_other_prompts(smollm2: LlamaVocab) -> None:
+    """Nobody waits for all of it, and who has left stops it."""
+    text = "Some words, " * 200_000
+    told: list[Any] = []
+    inbox: SimpleQueue[Submit | Ask | Cancel] = SimpleQueue()
+    thread = PromptThread(smollm2, inbox, told.append)
+    for number in (1, 2):
+        inbox.put(Ask(number, CountPrompt(chat(("user", text)))))
+    inbox.put(Submit(3, chat(("user", "hi")), SamplingParams(), N_CTX))
+    for _ in range(3):
+        thread.turn()
+    assert told == [Rendering(1), Rendered(1), Rendering(2), Rendered(2), Rendering(3), told[-1]]
+    assert isinstance(told[-1], Prepared)
+    inbox.put(Cancel(2))
+    while not isinstance(told[-1], Answered):
+        thread.turn()
+    whole = len(smollm2.tokenize(text, parses_control=False))
+    short = len(tokens_of(smollm2, chat(("user", "hi"))))
+    assert told[-1].id == 1
+    assert isinstance(told[-1].reply, Count)
+    assert abs(told[-1].reply.n_tokens - whole - short) <= 5
+    inbox.put(Submit(4, chat(("user", "hi")), SamplingParams(), N_CTX))
+    told.clear()
+    thread.turn()
+    assert told[0] == Rendering(4)  # nothing of the second is left
+
+
+@pytest.mark.parametrize(
+    ("text", "n_expected"),
+    [("", 1), ("word " * 500_000, 3), ("x" * (1 << 20), 1), ("x" * (1 << 21), 2), (" " * 3000, 1)],
+)
+def test_parts_of_a_text_are_all_of_it_and_end_with_words(text: str, n_expected: int) -> None:
+    parts = list(slices(text))
+    assert "".join(parts) == text
+    assert len(parts) == n_expected
+    assert all(part.startswith(" w") for part in parts[1:] if "w" in part)
 
 
 # ---- the spellings themselves

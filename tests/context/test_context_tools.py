@@ -159,6 +159,24 @@ def test_tools_and_thinking_need_a_template_that_knows_them() -> None:
         compose(None, go="{{ .Prompt }}", tools=(WEATHER,))
 
 
+@pytest.mark.parametrize("choice", [ToolChoice(), ToolChoice(is_parallel=False)])
+def test_what_came_of_a_forced_call_is_answered(choice: ToolChoice) -> None:
+    prepared = compose(PLAIN, *HISTORY, tools=(WEATHER,), choice=choice)
+    assert prepared.tokens == compose(PLAIN, *HISTORY).tokens
+    for part in ("How is it there?", "Oslo", "it rains", "it is dry"):
+        assert part in text_of(prepared)
+    assert prepared.style.is_plain
+    schema = '{"type":"object"}'
+    free = compose(PLAIN, *HISTORY, schema=schema).constraint
+    assert compose(PLAIN, *HISTORY, tools=(WEATHER,), schema=schema).constraint == free
+    # Again it calls if it has to.
+    forced = compose(PLAIN, *HISTORY, tools=(WEATHER,), choice=ToolChoice(is_required=True))
+    assert forced.style.is_forced
+    # Calls of others say nothing about these.
+    with pytest.raises(Unsupported):
+        compose(PLAIN, *HISTORY, tools=(NOW,))
+
+
 def test_the_file_s_template_helps_out_where_a_modelfile_s_knows_less() -> None:
     go = "{{ .Prompt }}!"
     assert text_of(compose(CHATML, go=go)) == "hi!"

@@ -12,7 +12,7 @@ from localrun import errors
 from localrun.core import SamplingParams
 from localrun.ipc.framing import MAX_FRAME_BYTES, FrameDecoder, FrameTooLarge, encode_frame
 from localrun.loopback import is_loopback
-from localrun.options import OPTIONS, check_options, merge
+from localrun.options import OPTIONS, check_option, check_options, merge
 from localrun.placement.fit import Defaults, place
 from localrun.spec import LoadOptions, LoadSpec
 from localrun.units import FOREVER, parse_duration_s, parse_size_bytes
@@ -121,6 +121,37 @@ def test_a_wrong_option_is_named_with_its_path(name: str, value: Any) -> None:
         check_options({name: value})
     assert error.value.path == f"options.{name}"
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("temperature", 1e308, "must be from 0 to 1e+18, not 1e+308"),
+        ("temperature", "1e308", "must be from 0 to 1e+18, not 1e+308"),
+        ("presence_penalty", -1e20, "must be from -1e+18 to 1e+18, not -1e+20"),
+        ("seed", 2**64, f"must be from {-(2**63)} to {2**64 - 1}, not {2**64}"),
+        ("seed", 10**400, "not a number of more than 40 digits"),
+        ("num_ctx", "1e999", "must be from 0 to 2147483647, not inf"),
+        ("num_ctx", "9" * 30, f"not {'9' * 30}"),
+        ("seed", math.nan, "must be of type integer"),
+        ("seed", "1.5", "must be a whole number, not 1.5"),
+        ("top_k", "0.5", "must be a whole number, not 0.5"),
+    ],
+)
+def test_what_is_wrong_with_a_number_is_said_once(name: str, value: Any, words: str) -> None:
+    with pytest.raises(errors.BadRequest) as error:
+        check_options({name: value})
+    assert error.value.problem.endswith(words)
+    assert str(error.value).count(name) == 1
+    with pytest.raises(errors.BadRequest) as error:
+        check_option(name, value, path="")
+    assert str(error.value).endswith(words)
+    assert str(error.value).startswith(f'option "{name}" must be ')
+
+
+def test_quoted_numbers_may_have_an_exponent() -> None:
+    raw = {"temperature": "5e-1", "top_k": "4e1", "seed": " -7 "}
+    assert check_options(raw) == ({"temperature": 0.5, "top_k": 40, "seed": -7}, [])
 
 
 def test_unknown_options_are_told_apart() -> None:

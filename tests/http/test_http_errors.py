@@ -93,6 +93,21 @@ def test_a_window_that_memory_cannot_hold_says_which_one_it_can():
         assert part in fault.message
 
 
+@pytest.mark.parametrize("dialect", ["native", "openai", "anthropic"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ours.ContextOverflow(9, 8),
+        ours.WindowTooLarge(131072, 20480),
+        ours.NotEnoughMemory({"CPU": 9}, {"CPU": 8}),
+    ],
+)
+def test_only_a_dialect_that_has_num_ctx_advises_on_it(error, dialect):
+    fault = fault_of(error, dialect)[1]
+    assert ("num_ctx" in fault.message + fault.path) == (dialect == "native")
+    assert "LOCALRUN_CONTEXT_LENGTH" in fault.message or dialect == "native"
+
+
 def test_a_full_queue_says_when_to_come_back():
     response = error_response(ours.QueueFull(5, 3), "openai")
     assert (response.status_code, response.headers["retry-after"]) == (503, "3")

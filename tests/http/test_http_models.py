@@ -5,14 +5,17 @@ import hashlib
 import json
 import math
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from http_fakes import Exchange, ScriptedService, app_of
 
+from localrun.errors import BadRequest
 from localrun.http import create as create_module
 from localrun.memory import Need
 from localrun.spec import Resident, RunnerInfo, RunnerStats
+from localrun.wire.anthropic_models import encode_models
 from modelstore.create import CreateRequest, Progress, create
 from modelstore.errors import DiskFull
 from modelstore.store import Store
@@ -162,6 +165,54 @@ def test_openai_models(root):
     assert ask(root, "GET", "/v1/models/hf.co/u/r:Q4")[1]["owned_by"] == "u"
     status, reply = ask(root, "GET", "/v1/models/nope")
     assert (status, reply["error"]["code"]) == (404, "model_not_found")
+
+
+CLAUDE = {"anthropic-version": "2023-06-01"}
+
+
+def test_models_for_clients_of_anthropic(root):
+    _, reply = ask(root, "GET", "/v1/models", headers=CLAUDE)
+    (entry,) = reply.pop("data")
+    assert reply == {"has_more": False, "first_id": "tiny:latest", "last_id": "tiny:latest"}
+    created_at = datetime.fromisoformat(entry.pop("created_at"))
+    assert entry == {"type": "model", "id": "tiny:latest", "display_name": "tiny:latest"}
+    assert created_at.tzinfo is not None
+    _, one = ask(root, "GET", "/v1/models/tiny", headers=CLAUDE)
+    assert (one["type"], one["id"], one["display_name"]) == ("model", "tiny", "tiny")
+    status, reply = ask(root, "GET", "/v1/models/nope", headers=CLAUDE)
+    assert (status, reply["type"], reply["error"]["type"]) == (404, "error", "not_found_error")
+    exchange = Exchange(app_of(ScriptedService(), root), "GET", "/v1/models", headers=CLAUDE)
+    exchange.scope["query_string"] = b"after_id=nope"
+    status, _, data = asyncio.run(exchange.run())
+    assert (status, json.loads(data)["error"]["type"]) == (400, "invalid_request_error")
+    empty = ask(root / "new", "GET", "/v1/models", headers=CLAUDE)[1]
+    assert empty == {"data": [], "has_more": False, "first_id": None, "last_id": None}
+
+
+@pytest.mark.parametrize(
+    ("query", "names", "has_more"),
+    [
+        ({}, "abcde", False),
+        ({"limit": "2"}, "ab", True),
+        ({"limit": "2", "after_id": "b"}, "cd", True),
+        ({"limit": "2", "after_id": "c"}, "de", False),
+        ({"after_id": "e"}, "", False),
+        ({"limit": "2", "before_id": "d"}, "bc", True),
+        ({"limit": "3", "before_id": "d"}, "abc", False),
+        ({"after_id": "a", "before_id": "d"}, "bc", False),
+    ],
+)
+def test_pages_of_models(query, names, has_more):
+    page = json.loads(encode_models([(name, 0) for name in "abcde"], query))
+    assert ("".join(one["id"] for one in page["data"]), page["has_more"]) == (names, has_more)
+    assert (page["first_id"], page["last_id"]) == ((names[0], names[-1]) if names else (None, None))
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "1.5", "", "x", "9" * 5000])
+def test_a_limit_of_a_page_is_a_whole_number(limit):
+    with pytest.raises(BadRequest) as error:
+        encode_models([], {"limit": limit})
+    assert error.value.path == "limit"
 
 
 def test_ps(root):

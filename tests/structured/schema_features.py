@@ -292,6 +292,11 @@ REFUSED: list[tuple[Any, str, str]] = [
         "properties.a.uniqueItems",
         "leave it out",
     ),
+    (
+        of({"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}, "minItems": 3}),
+        "properties.a.minItems",
+        "needs 3 different items, and `items` allows 2",
+    ),
     (of({"type": "string", "format": "email", "minLength": 250}), "properties.a.format", "complex"),
     (
         of(

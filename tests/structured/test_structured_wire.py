@@ -12,6 +12,7 @@ from localrun.wire.structure import (
     RESPONSE_SCHEMA,
     schema_of_format,
     schema_of_response_format,
+    schema_of_text_format,
 )
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "null"}}}
@@ -94,6 +95,28 @@ def test_a_wrong_response_format_is_refused_by_what_is_wrong(
         schema_of_response_format(value)
     assert caught.value.path == path
     assert part in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("label", "field"),
+    [
+        ({"name": None}, "name"),
+        ({"name": 1}, "name"),
+        ({"name": "n", "description": 1}, "description"),
+        ({"name": "n", "strict": "yes"}, "strict"),
+    ],
+)
+def test_what_stands_beside_a_schema_has_a_type_too(label: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        schema_of_text_format({"type": "json_schema", "schema": SCHEMA, **label})
+    assert caught.value.path == f"text.format.{field}"
+    chat = {"type": "json_schema", "json_schema": {"schema": SCHEMA, **label}}
+    if label[field] is None:  # in a chat it means absent, and nothing repeats it
+        assert schema_of_response_format(chat) == TEXT
+        return
+    with pytest.raises(BadRequest) as caught:
+        schema_of_response_format(chat)
+    assert caught.value.path == f"response_format.json_schema.{field}"
 
 
 def test_keys_keep_the_order_in_which_they_were_sent() -> None:

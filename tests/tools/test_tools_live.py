@@ -124,6 +124,20 @@ def test_tools_for_a_model_without_them_are_refused(tool_daemon: Daemon) -> None
         assert openai_whole(tool_daemon, model="plain", **more).text == "Hello."
 
 
+def test_what_came_of_a_forced_call_is_answered_without_tools(tool_daemon: Daemon) -> None:
+    call = {"id": "c1", "type": "function"}
+    call["function"] = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    history = [
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Rain"},
+    ]
+    body = {"model": "plain", "messages": history, "tools": WEATHER, "stream": False}
+    assert tool_daemon.json("POST", "/api/chat", body)["message"]["content"] == "Hello."
+    reply = tool_daemon.json("POST", "/v1/chat/completions", body)["choices"][0]
+    assert (reply["message"]["content"], reply["finish_reason"]) == ("Hello.", "stop")
+
+
 # ---- what reaches the prompt: the model says its prompt
 
 

@@ -286,6 +286,7 @@ def test_no_tool_may_be_called():
         ({"type": "disabled"}, None, False),
         ({"type": "adaptive"}, None, None),
         ({"type": "between_tools"}, None, None),
+        ({"type": "adaptive", "display": None, "budget_tokens": None}, None, None),
         ({"type": "disabled"}, "high", False),
         ({"type": "enabled", "budget_tokens": 1}, "low", "low"),
         ({"type": "adaptive"}, "medium", "medium"),
@@ -297,6 +298,54 @@ def test_no_tool_may_be_called():
 def test_thinking(thinking, effort, think):
     found = prompt(thinking=thinking, output_config={"effort": effort})
     assert (found.think, found.may_not_think) == (think, True)
+
+
+USED = {"type": "tool_result", "tool_use_id": "t1", "content": "Rain"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "words"),
+    [
+        ({"thinking": {"type": "wat"}}, "thinking.type", '"wat" is not one of "enabled"'),
+        ({"thinking": {}}, "thinking.type", "is required"),
+        ({"thinking": {"type": ""}}, "thinking.type", "is required"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 0}},
+            "thinking.budget_tokens",
+            "at least 1",
+        ),
+        (
+            {"thinking": {"type": "enabled", "display": "wat"}},
+            "thinking.display",
+            '"summarized" or "omitted"',
+        ),
+        ({"top_k": 1.5}, "top_k", "must be a whole number, not 1.5"),
+        ({"top_k": -1}, "top_k", "must be at least 0, not -1"),
+        ({"max_tokens": 2**40}, "max_tokens", "must be at most 2147483647, not 1099511627776"),
+        ({"model": " "}, "model", "is required"),
+        (
+            {"messages": [{"role": "assistant", "content": [USED]}]},
+            "messages[0].content[0]",
+            "results come from a user, not from an assistant",
+        ),
+        (
+            {"messages": [{"role": "system", "content": [CALL]}]},
+            "messages[0].content[0]",
+            "only an assistant calls, not a system",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [USED | {"tool_use_id": ""}]}]},
+            "messages[0].content[0].tool_use_id",
+            "is required",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_place(fields, path, words):
+    with pytest.raises(BadRequest) as error:
+        decode(**fields)
+    assert error.value.path == path
+    assert words in error.value.problem
+    assert "num_predict" not in str(error.value)
 
 
 def test_thinking_may_be_left_out_of_the_reply():

@@ -195,6 +195,26 @@ def test_a_bad_field_is_named_by_its_path(fields, path):
     assert caught.value.path == path
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"seed": 1.5}, "seed: must be a whole number, not 1.5"),
+        ({"max_tokens": 1.5}, "max_tokens: must be a whole number, not 1.5"),
+        ({"max_tokens": 2**40}, "max_tokens: must be from -2 to 2147483647, not 1099511627776"),
+        ({"temperature": 1e308}, "temperature: must be from 0 to 1e+18, not 1e+308"),
+        ({"model": ""}, "model: is required"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+            "messages[0].tool_calls[0].function.name: is required",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_words_of_the_dialect(fields, words):
+    with pytest.raises(BadRequest) as error:
+        decode(**fields)
+    assert str(error.value) == words
+
+
 def test_a_role_that_is_none_is_answered_with_those_that_are():
     with pytest.raises(BadRequest) as caught:
         decode(messages=[{"role": "human", "content": "x"}])

@@ -69,6 +69,23 @@ def test_what_changes_no_answer_here_is_no_error(fields):
     assert decode(**fields).ignored == ()
 
 
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"max_tool_calls": -1}, "max_tool_calls"),
+        ({"max_output_tokens": 2**40}, "max_output_tokens"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": None, "schema": {}}}},
+            "text.format.name",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_place(fields, path):
+    with pytest.raises(BadRequest) as error:
+        decode(**fields)
+    assert error.value.path == path
+
+
 def test_sampling_and_limits_arrive_as_options():
     options = decode(max_output_tokens=5, temperature=0, top_p=0.5).call.options
     assert options == {"num_predict": 5, "temperature": 0.0, "top_p": 0.5}

@@ -12,10 +12,9 @@ from localrun.core import (
     CountPrompt,
     FillPrompt,
     Message,
-    Overflow,
     RawPrompt,
-    SamplingParams,
     Think,
+    Tool,
 )
 from localrun.errors import BadRequest, ContextOverflow, Unsupported
 from localrun.ipc.messages import Submit
@@ -37,7 +36,7 @@ from localrun.runner.prompt.fit import (
 )
 from localrun.runner.prompt.forcing import constraint_of
 from localrun.runner.prompt.histories import with_names
-from localrun.runner.prompt.rendering import Renderer, fill_template
+from localrun.runner.prompt.rendering import Counting, RenderAsked, Renderer, fill_template
 from localrun.runner.structured.constraint import Constraint
 
 PLAIN = Style()
@@ -59,6 +58,15 @@ class Prepared:
     style: Style = PLAIN
     constraint: Constraint | None = None
     matcher: Matcher | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a conversation becomes text, and the answer to it what a client reads."""
+
+    render: RenderAsked
+    asked: Asked
+    style: Style
 
 
 class Composer:
@@ -92,27 +100,18 @@ class Composer:
             constraint_of(submit, style, self._control_id),
         )
 
-    def count(self, number: int, wanted: CountPrompt) -> int:
-        """Tokens of a chat, all of it, also where it is too long for the window.
+    def count(self, number: int, wanted: CountPrompt) -> Counting:
+        """Tokens of a chat, all of it, in any window. `number` is the request's id.
 
-        `number` is the request's id. Raises BadRequest, TemplateFailed, Unsupported, and
-        ContextOverflow when it is so long that nobody counts it.
+        Raises TemplateFailed, Unsupported.
         """
-        submit = Submit(
-            number,
-            wanted.prompt,
-            SamplingParams(),
-            wanted.n_ctx,
-            Overflow(cuts=False),
-            wanted.template,
-        )
-        try:
-            fitted, _ = self._chat(wanted.prompt, submit)
-        except ContextOverflow as error:
-            if error.is_at_least:
-                raise
-            return error.n_tokens
-        return len(self._startable(fitted.tokens))
+        prompt = wanted.prompt
+        self._on_template(number)
+        way = self._way(prompt, wanted.template)
+        messages = self._renderer.spellings.marked(with_names(prompt.messages))
+        tags = way.style.markup.tags
+        n_tokens = yield from self._renderer.counted(messages, way.render, way.asked, tags=tags)
+        return n_tokens or len(self._startable([]))
 
     def _startable(self, tokens: list[int]) -> list[int]:
         # llama.cpp needs a token to start from; an empty prompt without BOS has none.
@@ -168,24 +167,15 @@ class Composer:
         context, n_ctx, sampling = prompt.context, submit.n_ctx, submit.sampling
         if context and not 0 <= min(context) <= max(context) < self._vocab.n_tokens:
             raise BadRequest("context", "holds token ids that the model does not have")
-        source = self._renderer.better(
-            submit.template, tools=bool(prompt.tools), thinking=bool(prompt.think)
-        )
-        markup = self._renderer.markup(source)
-        think = _thinking(markup, prompt)
-        if prompt.tools and not (markup.knows_tools or prompt.choice.is_required):
-            raise Unsupported("", "tools", "tools")
         check_size(sum(len(str(tool)) for tool in as_dicts(prompt.tools)), n_ctx)
         self._on_template(submit.id)
-        render = self._renderer.template(source)
-        spellings = self._renderer.spellings
-        asked = Asked(spellings.marked_tools(prompt.tools) if prompt.tools else (), think)
-        style = Style(markup, prompt.tools, is_forced=prompt.choice.is_required)
+        way = self._way(prompt, submit.template)
+        style, spellings = way.style, self._renderer.spellings
 
         def tokenize(messages: Sequence[Message]) -> list[int]:
             nonlocal style
             rendered = self._renderer.tokens(
-                messages, render, asked, is_start=not context, tags=markup.tags
+                messages, way.render, way.asked, is_start=not context, tags=style.markup.tags
             )
             style = replace(style, is_thinking=rendered.is_thinking)
             return [*context, *rendered.tokens]
@@ -210,6 +200,32 @@ class Composer:
                 n_context=len(context),
             )
         return Fitted(fitted.tokens, fitted.n_dropped + n_left_out), style
+
+    def _way(self, prompt: ChatPrompt, go_source: str | None) -> _Way:
+        """How a conversation is rendered. Raises TemplateFailed, Unsupported."""
+        source = self._renderer.better(
+            go_source, tools=bool(prompt.tools), thinking=bool(prompt.think)
+        )
+        markup = self._renderer.markup(source)
+        think = _thinking(markup, prompt)
+        tools = _offered(markup, prompt)
+        marked = self._renderer.spellings.marked_tools(tools) if tools else ()
+        style = Style(markup, tools, is_forced=prompt.choice.is_required)
+        return _Way(self._renderer.template(source), Asked(marked, think), style)
+
+
+def _offered(markup: Markup, prompt: ChatPrompt) -> tuple[Tool, ...]:
+    """The tools that the model hears of. Raises Unsupported.
+
+    One whose template knows none calls only when it has to. It reads what came of that and
+    answers: whoever forces a call sends the tools with the result, too.
+    """
+    if not prompt.tools or markup.knows_tools or prompt.choice.is_required:
+        return prompt.tools
+    names = {tool.name for tool in prompt.tools}
+    if any(call.name in names for message in prompt.messages for call in message.tool_calls):
+        return ()
+    raise Unsupported("", "tools", "tools")
 
 
 def _thinking(markup: Markup, prompt: ChatPrompt) -> Think:

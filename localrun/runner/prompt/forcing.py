@@ -63,7 +63,8 @@ def constraint_of(submit: Submit, style: Style, control_id: ControlId) -> Constr
     choice = prompt.choice if isinstance(prompt, ChatPrompt) else ToolChoice()
     if schema is None and not choice.is_required:
         return None
-    tools = _chosen(prompt) if isinstance(prompt, ChatPrompt) else ()
+    offers = isinstance(prompt, ChatPrompt) and (style.tools or choice.is_required)
+    tools = _chosen(prompt) if isinstance(prompt, ChatPrompt) and offers else ()
     form = style.markup.form
     rules: list[str] = []
     ways: list[str] = []

@@ -16,11 +16,12 @@ import msgspec
 
 from localrun.core import SCHEMA_PATH, Count, CountPrompt, EmbedTexts
 from localrun.errors import BadRequest, LocalrunError
-from localrun.ipc.messages import Answered, Ask, Cancel, Rendering, Submit
+from localrun.ipc.messages import Answered, Ask, Cancel, Rendered, Rendering, Submit
 from localrun.runner.engine.embedder import EmbedJob
 from localrun.runner.model import Vocab
 from localrun.runner.prompt.composer import Composer, Prepared
 from localrun.runner.prompt.questions import Questions
+from localrun.runner.prompt.rendering import Counting
 
 if TYPE_CHECKING:
     from localrun.runner.structured.compiler import Compiler
@@ -35,13 +36,21 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class _Count:
+    """A prompt whose tokens are being counted."""
+
+    id: int
+    counting: Counting
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """A cancelled request will not come out of this thread any more."""
 
     id: int
 
 
-FromPrompt = Rendering | Prepared | EmbedJob | Answered | Refused | Settled
+FromPrompt = Rendering | Rendered | Prepared | EmbedJob | Answered | Refused | Settled
 
 
 class PromptThread:
@@ -61,7 +70,7 @@ class PromptThread:
         self._inbox = inbox
         self._tell = tell
         self._window = window
-        self._pending: deque[Submit | Ask] = deque()
+        self._pending: deque[Submit | Ask | _Count] = deque()
         self._composer = Composer(vocab, lambda number: tell(Rendering(number)))
 
     def run(self) -> None:
@@ -70,13 +79,21 @@ class PromptThread:
             self.turn(block=True)
 
     def turn(self, *, block: bool = False) -> None:
-        """Looks for what is new, then prepares one request; `block` waits if there is none."""
+        """Looks for what is new, then prepares one request; `block` waits if there is none.
+
+        Of a prompt that is only counted, a part: then it is the others' turn.
+        """
         self._drain(block=block and not self._pending)
         if self._pending:
             wanted = self._pending.popleft()
             try:
-                if isinstance(wanted, Ask):
+                if isinstance(wanted, Ask) and isinstance(wanted.question, CountPrompt):
+                    counting = self._composer.count(wanted.id, wanted.question)
+                    self._count(_Count(wanted.id, counting))
+                elif isinstance(wanted, Ask):
                     self._tell(self._asked(wanted))
+                elif isinstance(wanted, _Count):
+                    self._count(wanted)
                 else:
                     n_ctx = self._window(wanted.n_ctx)
                     submit = msgspec.structs.replace(wanted, n_ctx=n_ctx)
@@ -105,10 +122,19 @@ class PromptThread:
         match wanted.question:
             case EmbedTexts() as question:
                 return self._questions.job(wanted.id, question)
-            case CountPrompt() as question:
-                return Answered(wanted.id, Count(self._composer.count(wanted.id, question)))
             case question:
+                assert not isinstance(question, CountPrompt)
                 return Answered(wanted.id, self._questions.answer(question))
+
+    def _count(self, wanted: _Count) -> None:
+        """Counts one part more."""
+        try:
+            next(wanted.counting)
+        except StopIteration as end:
+            self._tell(Answered(wanted.id, Count(end.value)))
+        else:
+            self._pending.append(wanted)
+            self._tell(Rendered(wanted.id))
 
     def _drain(self, *, block: bool) -> None:
         try:

@@ -6,7 +6,8 @@ in a form that says the same (`histories`). Only the template's text makes contr
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -28,10 +29,19 @@ _log = logging.getLogger(__name__)
 # What becomes of these is known, and no loss.
 _HAVE_OTHER_FORMS = frozenset({"system", "developer", "user", "assistant", "tool"})
 
+# Of random letters and of spaces, which are the slowest texts, for the tokenizers of BPE.
+_SLICE_CHARS = 1 << 20
+# Where its end is looked for.
+_LOOK_BACK = 1 << 10
+# The beginning of a word with its space, as tokenizers take them.
+_GAP = re.compile(r"(?<=\w) (?=\w)")
+
 T = TypeVar("T")
 
 Render = Callable[[Sequence[Message]], str]
 RenderAsked = Callable[[Sequence[Message], Asked], str]
+# Stops where something else may be done, and returns how many tokens there are.
+Counting = Generator[None, None, int]
 Fill = Callable[[str, str], str]
 
 
@@ -109,14 +119,48 @@ class Renderer:
         An assistant's turn at the end is gone on with. `tags` are those of the model's thinking.
         Raises TemplateFailed, with what the template says of the conversation as it is.
         """
+        text, is_thinking = self._text(messages, render, asked, tags)
+        tokens = self._tokens_of(self.spellings.pieces(text), is_start=is_start)
+        return Rendered(tokens, is_thinking)
+
+    def counted(
+        self,
+        messages: Sequence[Message],
+        render: RenderAsked,
+        asked: Asked,
+        *,
+        tags: ThinkTags | None = None,
+    ) -> Counting:
+        """How many tokens that prompt has, whatever its length. Raises TemplateFailed."""
+        text, _ = self._text(messages, render, asked, tags)
+        n_tokens = n_chars = 0
+        for piece in self.spellings.pieces(text):
+            for part in slices(piece.text):
+                if n_chars + len(part) > _SLICE_CHARS:
+                    yield
+                    n_chars = 0
+                tokens = self._vocab.tokenize(
+                    part, is_start=n_tokens == 0, parses_control=piece.has_control
+                )
+                n_tokens += len(tokens)
+                n_chars += len(part)
+        return n_tokens
+
+    def _text(
+        self,
+        messages: Sequence[Message],
+        render: RenderAsked,
+        asked: Asked,
+        tags: ThinkTags | None,
+    ) -> tuple[str, bool]:
+        """(the prompt, whether the answer begins inside of the model's thinking)."""
         turns, prefill = without_prefill(messages)
         rendered = _bounded(lambda: _with_tools(turns, render, asked))
         is_thinking = tags is not None and rendered.rstrip().endswith(tags.opening)
         if prefill is not None:
             rendered += _answer_start(prefill, tags, is_thinking=is_thinking)
             is_thinking = is_thinking and not prefill.content
-        tokens = self._tokens_of(self.spellings.pieces(rendered), is_start=is_start)
-        return Rendered(tokens, is_thinking)
+        return rendered, is_thinking
 
     def filled(self, prompt: FillPrompt, render: Fill) -> list[int]:
         """The prompt for what is missing between two texts. Raises TemplateFailed."""
@@ -133,6 +177,20 @@ class Renderer:
                 parses_control=piece.has_control,
             )
         return tokens
+
+
+def slices(text: str) -> Iterator[str]:
+    """The text in parts that take a tokenizer about a second and 120 MB at most.
+
+    They end where words do, if there are any, so that what they come to is off by a token at most
+    for each.
+    """
+    while len(text) > _SLICE_CHARS:
+        gaps = [gap.start() for gap in _GAP.finditer(text, _SLICE_CHARS - _LOOK_BACK, _SLICE_CHARS)]
+        end = gaps[-1] if gaps else _SLICE_CHARS
+        yield text[:end]
+        text = text[end:]
+    yield text
 
 
 def _with_tools(turns: Sequence[Message], render: RenderAsked, asked: Asked) -> str:

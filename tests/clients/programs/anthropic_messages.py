@@ -181,9 +181,10 @@ def abort() -> None:
 
 
 def models() -> None:
-    assert MODEL in {model.id for model in client.models.list()}
+    found = {model.id: model for model in client.models.list(limit=1)}
+    assert (found[MODEL].type, found[MODEL].display_name) == ("model", MODEL)
     works("list models")
-    assert client.models.retrieve(MODEL).id == MODEL
+    assert client.models.retrieve(MODEL).created_at == found[MODEL].created_at
     works("show a model")
 
 
