@@ -49,7 +49,10 @@ def test_a_model_that_never_fits_is_refused_with_figures_and_nobody_goes_for_it(
     assert "11.00 GiB of RAM (available: 10.00 GiB)" in said
     body = {"model": "giant", "messages": [{"role": "user", "content": "hi"}]}
     error = daemon.json("POST", "/v1/chat/completions", body, status=500)["error"]
-    assert (error["code"], error["message"]) == ("not_enough_memory", said)
+    # Their requests have no `num_ctx`.
+    words = said.replace("smaller num_ctx", "smaller LOCALRUN_CONTEXT_LENGTH")
+    assert words != said
+    assert (error["code"], error["message"]) == ("not_enough_memory", words)
     assert states(daemon) == {"a": "ready"}
     wait_until(lambda: len(daemon.runners()) == 1, "the process of the refused one to be gone")
 

@@ -160,7 +160,7 @@ def test_what_the_template_does_not_know_is_refused(
     wishes: dict[str, Any], capability: str
 ) -> None:
     desk = Desk(chat_template=PLAIN)
-    (failed,) = desk.ask(chat(**wishes))
+    *_, failed = desk.ask(chat(**wishes))
     assert isinstance(failed, Failed)
     assert (failed.kind, failed.fields["capability"]) == ("Unsupported", capability)
     assert desk.engine.empty()
