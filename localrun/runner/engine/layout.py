@@ -31,7 +31,7 @@ _MAX_TEXTS = 64
 _LOGITS_BYTES, _MOST_LOGITS_BYTES, _MIN_ROWS = 256 << 20, 1 << 30, 32
 
 # More rows no longer pay: texts of one forward do not see each other, but attention is computed for
-# each pair of its rows. all-MiniLM in F16 makes 500 vectors a second of 16 tokens each with 64 rows,
+# each pair of its rows. all-MiniLM in F16 makes 500 vectors a second, of 16 tokens, with 64 rows,
 # 620 with 128, 650 with 256 or 512 (2 cores), and who comes meanwhile waits half as long.
 _SHARED_ON_CPU = 256
 _FLOAT_BYTES = 4
