@@ -51,22 +51,6 @@ def trial(
             id="one pool when clearly faster",
         ),
         pytest.param(
-            [
-                trial("split", True, row_ms=2, step_ms=40),
-                trial("split", False, row_ms=1.9, step_ms=38),
-            ],
-            Verdict("split", True),
-            id="flash attention, which takes less memory, when about as fast",
-        ),
-        pytest.param(
-            [
-                trial("split", True, row_ms=2, step_ms=40),
-                trial("split", False, row_ms=1.7, step_ms=34),
-            ],
-            Verdict("split", False),
-            id="none when that is clearly faster",
-        ),
-        pytest.param(
             [trial("unified", True, row_ms=2, step_ms=40, merged_ms=150)],
             Verdict("unified", True, merges_rows=True),
             id="one call when it beats two",

@@ -31,10 +31,6 @@ _N_LOOK, _LOOK_LIMIT_S = 32, 0.2
 # had 0.73 of the rate. So it has to win clearly here to win there.
 _POOL_HANDICAP = 1.1
 
-# Without flash attention a forward has memory for all scores at once, 700 MB instead of 20 in a
-# window of 8,192 with 8 slots, which models and KV could have. So that has to be worth it, too.
-_SCORES_HANDICAP = 1.1
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -62,8 +58,7 @@ def judge(trials: Sequence[Trial]) -> Verdict:
     """The best of at least one trial."""
 
     def price(trial: Trial) -> float:
-        pool = _POOL_HANDICAP if trial.layout == "unified" else 1.0
-        return trial.token_s * pool * (1.0 if trial.flash_attention else _SCORES_HANDICAP)
+        return trial.token_s * (_POOL_HANDICAP if trial.layout == "unified" else 1.0)
 
     best = min(trials, key=price)
     return Verdict(best.layout, best.flash_attention, best.merges_rows)
