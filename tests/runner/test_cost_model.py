@@ -79,6 +79,7 @@ def test_rows_beside_streams(
         pytest.param(1, 4, None, 240, id="one prompt beside streams"),
         pytest.param(4, 4, None, 240, id="as many"),
         pytest.param(5, 4, None, 490, id="more prompts than streams"),
+        pytest.param(4, 1, None, 240, id="more prompts than streams, but few"),
         pytest.param(5, 4, 0.1, 90, id="a target that somebody set holds"),
     ],
 )

@@ -15,10 +15,14 @@ _ROW_S = 0.002
 _SAVE_S, _RESTORE_S = 10e-6, 3e-6
 
 # Four tokens a second is what people read; a step that decodes may take so long for the sake of
-# prompts, or this many times what its decodes take, whichever is more. While more sequences wait
-# for their first token than stream it may take twice as long: larger chunks are cheaper by the row.
+# prompts, or this many times what its decodes take, whichever is more. While a crowd waits for its
+# first token, more than stream, it may take twice as long: larger chunks are cheaper by the row.
 _TARGET_S, _FILLING_S = 0.25, 0.5
 _STRETCH = 1.5
+
+# So many prompts are no crowd yet: a few streams that begin together and end together shall not
+# notice the long prompt that comes meanwhile.
+_FEW = 4
 
 # Fewest prompt rows, so that a prompt always goes on; and llama.cpp's attention has a faster way
 # for tiles of so many rows (322 against 269 rows a second for chunks of 64 and 63).
@@ -71,7 +75,7 @@ class CostModel:
         many wait for a prompt beside how many streams.
         """
         if target_s is None:
-            least_s = _FILLING_S if n_prompts > n_streams else _TARGET_S
+            least_s = _FILLING_S if n_prompts > max(n_streams, _FEW) else _TARGET_S
             target_s = max(least_s, _STRETCH * self.decode_s)
         n = int((target_s - self.decode_s) / self.row_s)
         if _NEARLY * _TILE <= n < _TILE:
