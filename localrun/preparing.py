@@ -177,9 +177,13 @@ def _header(record: Record) -> Header:
 
     Raises InvalidGGUF for one that is damaged, also since it was looked at last.
     """
-    for path in record.adapter_paths:
-        _read((path,))
-    return _read(record.model_paths)
+    *_, header = [_read(paths) for paths in _parts(record)]
+    return header
+
+
+def _parts(record: Record) -> list[tuple[Path, ...]]:
+    """The files of each GGUF that the engine will open, the model's own last."""
+    return [*((path,) for path in record.adapter_paths), record.model_paths]
 
 
 def _read(paths: tuple[Path, ...]) -> Header:
@@ -193,8 +197,7 @@ def _read(paths: tuple[Path, ...]) -> Header:
 
 def _header_at_hand(record: Record) -> Header | None:
     """What `_header` returns, if no file has to be opened for it."""
-    parts = (*((path,) for path in record.adapter_paths), record.model_paths)
-    *others, header = (_headers.get(_stamps(paths)) for paths in parts)
+    *others, header = (_headers.get(_stamps(paths)) for paths in _parts(record))
     return None if None in others else header
 
 
