@@ -51,26 +51,26 @@ def test_before_anything_is_known_moving_is_cheaper_than_evaluating() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decode_s", "row_s", "target_s", "limit", "rows"),
+    ("decode_s", "row_s", "target_s", "limit", "rows", "ending"),
     [
-        pytest.param(0.02, 0.001, 0.0605, 512, 40, id="what is left of the target"),
-        pytest.param(0.02, 0.001, 0.25, 512, 230, id="what is left, in rows"),
-        pytest.param(0.02, 0.001, 0.25, 100, 100, id="no more than a batch"),
-        pytest.param(0.02, 0.001, 0.01, 512, 16, id="a prompt always goes on"),
-        pytest.param(0.02, 0.001, 0.01, 8, 8, id="even in a small batch"),
-        pytest.param(0.02, 0.005, 0.25, 512, 46, id="less than a tile"),
-        pytest.param(0.02, 0.0045, 0.25, 512, 64, id="nearly a tile is one"),
-        pytest.param(0.01, 0.001, None, 512, 240, id="a quarter of a second"),
-        pytest.param(0.1, 0.001, None, 512, 150, id="a quarter of a second with the decodes"),
-        pytest.param(0.4, 0.001, None, 512, 200, id="slow streams slow down by half"),
-        pytest.param(0.0, 0.002, None, 512, 125, id="nothing known yet"),
+        pytest.param(0.02, 0.001, 0.0605, 512, 40, 50, id="what is left of the target"),
+        pytest.param(0.02, 0.001, 0.25, 512, 230, 287, id="what is left, in rows"),
+        pytest.param(0.02, 0.001, 0.25, 100, 100, 100, id="no more than a batch"),
+        pytest.param(0.02, 0.001, 0.01, 512, 16, 20, id="a prompt always goes on"),
+        pytest.param(0.02, 0.001, 0.01, 8, 8, 8, id="even in a small batch"),
+        pytest.param(0.02, 0.005, 0.25, 512, 46, 57, id="less than a tile"),
+        pytest.param(0.02, 0.0045, 0.25, 512, 64, 64, id="nearly a tile is one, at its end too"),
+        pytest.param(0.01, 0.001, None, 512, 240, 300, id="a quarter of a second"),
+        pytest.param(0.1, 0.001, None, 512, 150, 187, id="a quarter of a second with the decodes"),
+        pytest.param(0.4, 0.001, None, 512, 200, 250, id="slow streams slow down by half"),
+        pytest.param(0.0, 0.002, None, 512, 125, 156, id="nothing known yet"),
     ],
 )
 def test_rows_beside_streams(
-    decode_s: float, row_s: float, target_s: float | None, limit: int, rows: int
+    decode_s: float, row_s: float, target_s: float | None, limit: int, rows: int, ending: int
 ) -> None:
     costs = CostModel(decode_s=decode_s, row_s=row_s)
-    assert costs.rows_beside(target_s, limit=limit) == rows
+    assert costs.rows_beside(target_s, limit=limit) == (rows, ending)
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ def test_a_step_may_take_longer_while_most_wait_for_their_first_token(
     n_prompts: int, n_streams: int, target_s: float | None, rows: int
 ) -> None:
     costs = CostModel(decode_s=0.01, row_s=0.001)
-    found = costs.rows_beside(target_s, limit=512, n_prompts=n_prompts, n_streams=n_streams)
+    found, _ = costs.rows_beside(target_s, limit=512, n_prompts=n_prompts, n_streams=n_streams)
     assert found == rows

@@ -41,10 +41,14 @@ def test_decodes_go_first_and_in_order_of_ids() -> None:
 
 
 def test_a_row_of_a_prompt_between_decodes_closes_the_gap() -> None:
-    assert grouped([0, 3], {1: 64, 2: 1, 4: 9}, is_pool=False) == [
+    assert grouped([0, 3], {1: 100, 2: 1, 4: 9}, is_pool=False) == [
         [(0, 1), (1, 1), (2, 1), (3, 1)],
-        [(1, 63), (4, 9)],
+        [(1, 99), (4, 9)],
     ]
+
+
+def test_a_prompt_that_closes_the_gap_keeps_whole_tiles_while_it_goes_on() -> None:
+    assert grouped([0, 2], {1: 64}, is_pool=False) == [[(0, 1), (1, 1), (2, 1)], [(1, 64)]]
 
 
 def test_prompts_share_a_call() -> None:

@@ -23,7 +23,7 @@ from localrun.runner.engine.scheduler import (
 )
 from localrun.runner.engine.sequence import Sequence
 
-BUDGET = Budget(alone=16, beside=8)
+BUDGET = Budget(alone=16, beside=8, ending=10)
 
 
 def decide(
@@ -133,7 +133,7 @@ def test_a_deterministic_chunk_depends_on_nothing_but_its_prompt(
     others: list[Sequence], n_rows: int, expected: int
 ) -> None:
     running = [prompt(1, n_rows, deterministic=True), *others]
-    _, prefill, _ = decide(running, budget=Budget(alone=512, beside=16))
+    _, prefill, _ = decide(running, budget=Budget(alone=512, beside=16, ending=16))
     assert prefill[0] == (1, expected)
 
 

@@ -28,8 +28,9 @@ _FEW = 4
 # for tiles of so many rows (322 against 269 rows a second for chunks of 64 and 63).
 _ROWS_MIN, _TILE = 16, 64
 
-# A little over the target for a whole tile is still the better step.
-_NEARLY = 0.75
+# A little over the target for a whole tile is still the better step, and so is one that ends a
+# prompt.
+_NEARLY, _ENDING = 0.75, 1.25
 
 
 @dataclass(slots=True)
@@ -68,8 +69,10 @@ class CostModel:
 
     def rows_beside(
         self, target_s: float | None, *, limit: int, n_prompts: int = 1, n_streams: int = 1
-    ) -> int:
-        """Prompt rows for a step that decodes as well: at most `limit`, never none.
+    ) -> tuple[int, int]:
+        """Prompt rows for a step that decodes as well, and for one that ends a prompt by them.
+
+        At most `limit`, never none.
 
         `target_s` bounds the step; None leaves it to what people read, what decodes take, and how
         many wait for a prompt beside how many streams.
@@ -77,10 +80,12 @@ class CostModel:
         if target_s is None:
             least_s = _FILLING_S if n_prompts > max(n_streams, _FEW) else _TARGET_S
             target_s = max(least_s, _STRETCH * self.decode_s)
-        n = int((target_s - self.decode_s) / self.row_s)
+        n = max(_ROWS_MIN, int((target_s - self.decode_s) / self.row_s))
+        # Of the rows before they are rounded: a step that is late for two reasons is too late.
+        n_ending = int(_ENDING * n)
         if _NEARLY * _TILE <= n < _TILE:
             n = _TILE
-        return min(max(_ROWS_MIN, n), limit)
+        return min(n, limit), min(max(n, n_ending), limit)
 
 
 def _mean(old: float, new: float) -> float:

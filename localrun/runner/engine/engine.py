@@ -210,14 +210,15 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         n_batch = self._model.n_batch
-        budget = Budget(alone=n_batch, beside=self._rows_beside())
+        beside, ending = self._rows_beside()
+        budget = Budget(n_batch, beside, ending)
         n_free = self._cache.n_free_for(n_batch + len(self.running))
         plan = plan_step(self.running, budget, n_free, self._cache.own_cells, self._work_lost_s)
         if plan.is_empty and self.running and self._roster.reclaim():
             return self._plan()
         return plan
 
-    def _rows_beside(self) -> int:
+    def _rows_beside(self) -> tuple[int, int]:
         n_prompts = sum(1 for s in self.running if s.n_pending > 1)
         return self._costs.rows_beside(
             self._target_s,
@@ -237,7 +238,7 @@ class Engine:
             return False
         needs = self._model.info.needs
         # As long as a prompt's chunk would take beside them.
-        budget_s = self._rows_beside() * self._costs.row_s if self.running else None
+        budget_s = self._rows_beside()[0] * self._costs.row_s if self.running else None
         has_embedded = self._embedder.step(budget_s)
         self._is_resized = self._is_resized or self._model.info.needs != needs
         now_ns = self._clock_ns()

@@ -189,14 +189,21 @@ def calls(
 
 
 def _fill_gaps(decode: list[Piece], prompts: list[Piece]) -> tuple[list[Piece], list[Piece]]:
-    """Moves a row of each prompt that stands between two decodes to them; both by id."""
+    """Adds a row of each prompt that stands between two decodes to them; both by id.
+
+    The prompt keeps its rows, and so its whole tiles, as long as it has more of them.
+    """
     if not decode:
         return decode, prompts
     low, high = decode[0][0].kv_id, decode[-1][0].kv_id
     within = [(s, n) for s, n in prompts if low < s.kv_id < high]
     filled = sorted(decode + [(s, 1) for s, _ in within], key=_by_kv_id)
-    rest = [(s, n - 1) if low < s.kv_id < high else (s, n) for s, n in prompts]
+    rest = [piece if piece not in within else _behind_first(*piece) for piece in prompts]
     return filled, [piece for piece in rest if piece[1]]
+
+
+def _behind_first(sequence: Sequence, n_rows: int) -> Piece:
+    return sequence, 0 if n_rows == 1 else min(n_rows, sequence.n_pending - 1)
 
 
 def _rows(pieces: list[Piece]) -> tuple[list[int], list[int], list[int], list[bool]]:

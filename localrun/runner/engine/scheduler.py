@@ -31,9 +31,6 @@ STATIC_DELAY_S, DYNAMIC_DELAY_S = 5.0, 0.05
 # Sequences that yield in one step. Saving their KV takes time, which this spreads over steps.
 _MAX_VICTIMS = 2
 
-# How far the last chunk of a prompt may go beyond what is left of the step.
-_STRETCH = 1.25
-
 # Part of the step's rows that the first prompt takes when others stand behind it. The rest goes to
 # the next one whole: every further piece makes the forward's graphs smaller.
 _SHARED = 0.75
@@ -172,10 +169,15 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Prefill rows of one step: `alone` when nothing decodes, `beside` next to running streams."""
+    """Prefill rows of one step: `alone` when nothing decodes, `beside` next to running streams.
+
+    `ending` is how far the chunk that ends a prompt may go beside them: a few rows more save it
+    another step.
+    """
 
     alone: int
     beside: int
+    ending: int
 
 
 class StepPlan(NamedTuple):
@@ -204,7 +206,9 @@ def plan_step(
     (infinite where each sequence has its own cells). A sequence that finds too few makes a later
     one yield: the one with the least work lost per cell that it frees, the latest among equals.
     """
-    n_left = budget.beside if any(s.n_pending == 1 for s in running) else budget.alone
+    is_beside = any(s.n_pending == 1 for s in running)
+    n_left = budget.beside if is_beside else budget.alone
+    n_ending = budget.ending if is_beside else budget.alone
     n_prompts = sum(1 for s in running if s.n_pending > 1)
     decode: list[Sequence] = []
     prefill: list[tuple[Sequence, int]] = []
@@ -215,7 +219,14 @@ def plan_step(
         n_rows = 1
         if sequence.n_pending > 1:
             n_prompts -= 1
-            n_rows = _chunk(sequence, n_left, budget.alone, is_first=not prefill, others=n_prompts)
+            n_rows = _chunk(
+                sequence,
+                n_left,
+                n_left if prefill else n_ending,
+                budget.alone,
+                is_first=not prefill,
+                others=n_prompts,
+            )
         if n_rows == 0:
             continue
         while n_free < n_rows and len(preempt) < _MAX_VICTIMS:
@@ -236,16 +247,16 @@ def plan_step(
     return StepPlan(tuple(decode), tuple(prefill), tuple(preempt))
 
 
-def _chunk(sequence: Sequence, n_left: int, n_batch: int, *, is_first: bool, others: int) -> int:
-    """Rows that the prompt gets of `n_left`."""
+def _chunk(
+    sequence: Sequence, n_left: int, n_ending: int, n_batch: int, *, is_first: bool, others: int
+) -> int:
+    """Rows that the prompt gets of `n_left`: up to `n_ending` if they end it."""
     if sequence.sampling.deterministic:
         n_rows = min(sequence.n_pending, DETERMINISTIC_ROWS, n_batch)
         return n_rows if is_first or n_rows <= n_left else 0
     if n_left <= 0:
         return 0
-    # A few rows more end the prompt, and save it another call.
-    n_most = min(int(n_left * _STRETCH), n_batch) if is_first else n_left
-    if sequence.n_pending <= n_most:
+    if sequence.n_pending <= n_ending:
         return sequence.n_pending
     return max(1, int(n_left * _SHARED)) if is_first and others else n_left
 
