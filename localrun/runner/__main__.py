@@ -155,7 +155,7 @@ def _serve(channel: Channel, inboxes: Inboxes) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    text = TextThread(model.vocab, inboxes.text, engine.inbox, channel.send)
+    text = TextThread(model.vocab, inboxes.text, engine.inbox.put, channel.send)
 
     def window(n_ctx: int) -> int:
         # What a device has free is only asked when the present context is too small: a driver

@@ -15,7 +15,7 @@ from localrun.core import SamplingParams
 from localrun.errors import NO_TOKEN
 from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import CPU, Fit, Need, Plan, Split
-from localrun.runner.engine.layout import ModelFacts, Shape, embedding_shape
+from localrun.runner.engine.layout import ModelFacts, Shape, embedding_shape, side_shape
 from localrun.runner.fake_embeddings import FakeEmbeddings
 from localrun.runner.fake_script import (
     ECHO,
@@ -132,6 +132,7 @@ class FakeModel:
         )
         self._spec = spec
         self._embeddings: FakeEmbeddings | None = None
+        self._side: FakeEmbeddings | None = None
         self.host_tier_bytes = _or(spec.host_tier_bytes, 1 << 20)
         self._n_bytes = _size(script, spec)
         self._outputs: list[int] = []  # ids of the last forward's output rows
@@ -167,6 +168,14 @@ class FakeModel:
                 n_slots = self._spec.n_parallel
                 self.info = RunnerInfo(shape.n_ctx, n_slots, shape.n_cells, needs=needs)
         return self._embeddings
+
+    def side_embeddings(self) -> FakeEmbeddings | None:
+        """See `Model.side_embeddings`."""
+        if self._side is None and self._embeddings is not None:
+            script = self._script
+            shape = side_shape(self._embeddings.shape)
+            self._side = FakeEmbeddings(shape, script.step_s, script.fail_on)
+        return self._side
 
     def use_threads(self, n: int) -> None:
         """Nothing is computed."""

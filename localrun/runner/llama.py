@@ -8,6 +8,7 @@ engine thread. Arrays from `llama_get_logits` die at the next decode.
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from localrun.core import SamplingParams
 from localrun.memory import CPU, Need, Split, added
 from localrun.placement.layers import GPU_MARGIN_BYTES, RAM_MARGIN_BYTES
-from localrun.runner.engine.layout import EmbeddingShape, Shape, embedding_shape
+from localrun.runner.engine.layout import EmbeddingShape, Shape, embedding_shape, side_shape
 from localrun.runner.ggml import facts
 from localrun.runner.ggml.batch import Batch, pointer
 from localrun.runner.ggml.binding import lib
@@ -78,6 +79,7 @@ class LlamaModel:
         self._berth = berth
         self._ctx: Any = None
         self._embeddings: LlamaEmbeddings | None = None
+        self._side: LlamaEmbeddings | None = None
         self._needs: dict[str, Need] = dict(berth.needs) if berth else {}
         with log().reading() as lines:
             self._weights = self._load_weights(spec, on_progress, lines)
@@ -195,24 +197,39 @@ class LlamaModel:
                 return self._embeddings
             self._embeddings.close()  # first, since both may not fit
             self._embeddings = None
+        self._embeddings = self._open_embeddings(shape)
+        return self._embeddings
+
+    def side_embeddings(self) -> Embeddings | None:
+        """Another context beside; see `Model.side_embeddings`. A GPU has no threads to share."""
+        if self._side is None and self._embeddings is not None and self.facts.is_on_cpu:
+            with suppress(NoMemory):
+                self._side = self._open_embeddings(side_shape(self._embeddings.shape))
+        return self._side
+
+    def _open_embeddings(self, shape: EmbeddingShape) -> LlamaEmbeddings:
+        """Raises NoMemory."""
         n_bytes = shape.n_rows * self.vocab.n_tokens * ctypes.sizeof(ctypes.c_float)
+        refusal = f"no memory for vectors of texts of {shape.n_ctx} tokens; lower num_ctx"
         if n_bytes > free_ram_bytes() - RAM_MARGIN_BYTES:
-            raise NoMemory(f"no memory for vectors of texts of {n_ctx} tokens; lower num_ctx")
+            raise NoMemory(refusal)
         with log().reading() as lines, large_allocation():
             ctx = lib.llama_init_from_model(self._weights, context_params(self._spec, shape))
         if not ctx:
-            raise NoMemory(f"no memory for vectors of texts of {n_ctx} tokens; lower num_ctx")
+            raise NoMemory(refusal)
         self._adapters.apply(ctx)
         needs = self._read_needs(ctx, shape, lines)
-        self._embeddings = LlamaEmbeddings(ctx, self._weights, shape, needs)
-        return self._embeddings
+        return LlamaEmbeddings(ctx, self._weights, shape, needs)
 
     @property
     def info(self) -> RunnerInfo:
         """What was allocated; see `Model.info`."""
         if self._embeddings is None:
             return self._own_info
-        shape, needs = self._embeddings.shape, self._embeddings.needs
+        shape = self._embeddings.shape
+        needs = self._embeddings.needs
+        if self._side is not None:
+            needs = added(needs, _without_weights(self._side.needs))
         if not self._ctx:
             return RunnerInfo(
                 n_ctx=shape.n_ctx,
@@ -221,12 +238,7 @@ class LlamaModel:
                 layout="unified",
                 needs=needs,
             )
-        # Both sums have the weights.
-        more = {
-            name: Need(kv_bytes=need.kv_bytes, compute_bytes=need.compute_bytes)
-            for name, need in needs.items()
-        }
-        return structs.replace(self._own_info, needs=added(self._needs, more))
+        return structs.replace(self._own_info, needs=added(self._needs, _without_weights(needs)))
 
     def _read_needs(self, ctx: Any, shape: Shape | EmbeddingShape, lines: Lines) -> dict[str, Need]:
         """What weights and a context have on each device."""
@@ -367,3 +379,11 @@ class LlamaModel:
         if not 0 <= kv_id < self._shape.n_ids:
             raise ValueError(f"id {kv_id} is not below {self._shape.n_ids}")
         return kv_id
+
+
+def _without_weights(needs: dict[str, Need]) -> dict[str, Need]:
+    """What a context has taken: the weights stand in the needs of each."""
+    return {
+        name: Need(kv_bytes=need.kv_bytes, compute_bytes=need.compute_bytes)
+        for name, need in needs.items()
+    }

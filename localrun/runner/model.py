@@ -160,7 +160,10 @@ class Sampler(Protocol):
 
 
 class Embeddings(Protocol):
-    """A context for vectors. Engine thread only. `ids` are numbers of texts within it."""
+    """A context for vectors. `ids` are numbers of texts within it.
+
+    Engine thread only, but for `forward`: any thread may evaluate while nobody else asks for more.
+    """
 
     shape: EmbeddingShape
 
@@ -238,6 +241,13 @@ class Model(Protocol):
         """The context for vectors of texts of `n_ctx` tokens; the same while it is large enough.
 
         It stands beside the one for text, if there is any. Raises LoadRefused.
+        """
+        ...
+
+    def side_embeddings(self) -> Embeddings | None:
+        """Another one beside that, of `side_shape`, so that two forwards can run at a time.
+
+        Always the same; None where it does not pay or has no room.
         """
         ...
 

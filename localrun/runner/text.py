@@ -58,12 +58,12 @@ class TextThread:
         self,
         vocab: Vocab,
         inbox: "SimpleQueue[TextMessage]",
-        engine_inbox: "SimpleQueue[EngineMessage]",
+        tell_engine: Callable[[EngineMessage], None],
         send: Callable[[Outbox], None],
     ) -> None:
         self._inbox = inbox
         self._vocab = vocab
-        self._engine_inbox = engine_inbox
+        self._tell_engine = tell_engine
         self._send = send
         self._requests: dict[int, _Request] = {}
         self._jobs: set[int] = set()
@@ -109,7 +109,7 @@ class TextThread:
             case Refused(id=request_id, error=error):
                 self._fail(request_id, error)
             case Share() | Pace():
-                self._engine_inbox.put(message)
+                self._tell_engine(message)
             case Settled(id=request_id):
                 self._cancelled.discard(request_id)
 
@@ -161,17 +161,17 @@ class TextThread:
             self._finish(request, "length")
             return
         self._requests[submit.id] = request
-        self._engine_inbox.put(sequence)
+        self._tell_engine(sequence)
 
     def _accept_job(self, job: EmbedJob) -> None:
         if job.id not in self._cancelled:
             self._jobs.add(job.id)
-            self._engine_inbox.put(job)
+            self._tell_engine(job)
 
     def _cancel(self, request_id: int) -> None:
         if self._requests.pop(request_id, None) or request_id in self._jobs:
             self._jobs.discard(request_id)
-            self._engine_inbox.put(Remove(request_id))
+            self._tell_engine(Remove(request_id))
         else:
             # Its prompt may still come out of the prompt thread, which says when it will not.
             self._cancelled.add(request_id)
@@ -222,7 +222,7 @@ class TextThread:
         self._items += [Progressed(request.submit.id, event) for event in events]
         if answer.is_stopped:
             if reason is None:
-                self._engine_inbox.put(Remove(request.submit.id, is_cancel=False))
+                self._tell_engine(Remove(request.submit.id, is_cancel=False))
             reason = "stop"
         if reason is not None:
             del self._requests[request.submit.id]

@@ -22,7 +22,7 @@ class Desk:
         self.told: list[Any] = []
         self.frames: list[Outbox] = []
         self.prompts = PromptThread(self.vocab, self.prompt_inbox, self.told.append)
-        self.text = TextThread(self.vocab, SimpleQueue(), self.engine, self.frames.append)
+        self.text = TextThread(self.vocab, SimpleQueue(), self.engine.put, self.frames.append)
 
     def prepare(self, *messages: Submit | Cancel) -> list[Any]:
         """What the prompt thread says about messages that arrived together."""

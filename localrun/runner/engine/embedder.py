@@ -8,7 +8,7 @@ The first request makes the context. Engine thread only.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from localrun.core import Vectors
@@ -58,6 +58,7 @@ class _Text:
     start: int
     arrived_ns: int
     n_done: int = 0
+    is_alone: bool = False  # since it failed together with others
 
     @property
     def tokens(self) -> list[int]:
@@ -66,6 +67,27 @@ class _Text:
     @property
     def n_left(self) -> int:
         return len(self.tokens) - self.n_done
+
+
+@dataclass(slots=True, eq=False)
+class Forward:
+    """Rows of texts that a context evaluates together."""
+
+    context: Embeddings
+    pieces: list[tuple[_Text, int]]
+    n_threads: int
+
+    def run(self) -> int:
+        """Evaluates them, in any thread; returns llama.cpp's code, 0 for done."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        ids: list[int] = []
+        for number, (text, n) in enumerate(self.pieces):
+            tokens += text.tokens[text.n_done : text.n_done + n]
+            positions += range(text.n_done, text.n_done + n)
+            ids += [number] * n
+        self.context.use_threads(self.n_threads)
+        return self.context.forward(tokens, positions, ids)
 
 
 def plan_rows(
@@ -120,6 +142,11 @@ class Embedder:
         return not self._jobs and not self._answers
 
     @property
+    def has_waiting(self) -> bool:
+        """True while texts are not in a forward."""
+        return bool(self._waiting)
+
+    @property
     def n_jobs(self) -> int:
         """Requests without an answer."""
         return len(self._jobs)
@@ -130,8 +157,7 @@ class Embedder:
         now_ns = self._clock_ns()
         starts = job.starts(self._now)
         self._waiting += [_Text(job, n, start, now_ns) for n, start in enumerate(starts)]
-        # What is there already goes first among equals: whoever was begun stays in front.
-        self._waiting.sort(key=_by_start)
+        self._waiting.sort(key=_turn)  # what is there already goes first among equals
         self._end_if_done(job)
 
     def remove(self, job_id: int) -> None:
@@ -148,62 +174,94 @@ class Embedder:
         """One forward, beside running answers one of about `budget_s`; False for none."""
         if not self._waiting:
             return False
+        context = self.open()
+        if context is None:
+            return True
+        n_rows = context.shape.n_shared
+        if budget_s is not None:
+            n_rows = min(n_rows, max(_ROWS_MIN, int(budget_s / self._row_s)))
+        forward = self.begin(context, n_rows, self._n_threads())
+        if forward is None:
+            return False
+        began_ns = self._clock_ns()
+        code = forward.run()
+        self.end(forward, code, (self._clock_ns() - began_ns) / 1e9)
+        return True
+
+    def open(self) -> Embeddings | None:
+        """The context for all texts that wait; without memory for one their requests fail."""
         try:
-            context = self._open(max(job.n_ctx for job in self._jobs.values()))
+            context = self._model.embeddings(max(job.n_ctx for job in self._jobs.values()))
         except LoadRefused as error:
             for job in list(self._jobs.values()):
                 self._fail(job, LoadFailed(str(error)))
-            return True
-        shape = context.shape
-        n_rows = shape.n_shared
-        if budget_s is not None:
-            n_rows = min(n_rows, max(_ROWS_MIN, int(budget_s / self._row_s)))
-        n_left = [text.n_left for text in self._waiting[: shape.n_ids]]
-        rows = plan_rows(n_left, n_rows, shape.n_ids, can_split=shape.can_split, most=shape.n_rows)
-        if sum(rows) == sum(n_left) and sum(rows) < n_rows and not self._is_due():
-            return False
-        context.use_threads(self._n_threads())
-        self._forward(context, list(zip(self._waiting, rows, strict=False)))
-        return True
-
-    def _open(self, n_ctx: int) -> Embeddings:
-        context = self._model.embeddings(n_ctx)
+            return None
         if context is not self._context:
             self._context = context
-            self._waiting[0].n_done = 0  # its rows are gone with the one before
+            for text in self._waiting[:1]:
+                text.n_done = 0  # its rows are gone with the one before
         return context
 
-    def _is_due(self) -> bool:
-        return self._clock_ns() - self._waiting[0].arrived_ns >= self._delay_ns
+    def n_short_rows(self, n_most: int) -> int:
+        """Rows of the texts that wait and fit `n_most`, counted as far as two forwards go."""
+        n_rows = 0
+        for text in self._waiting:
+            if text.n_left <= n_most and not text.n_done:
+                n_rows += text.n_left
+                if n_rows > 2 * n_most:
+                    break
+        return n_rows
 
-    def _forward(self, context: Embeddings, pieces: list[tuple[_Text, int]]) -> None:
-        """Evaluates rows of texts. Those that fail together are tried one by one."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        ids: list[int] = []
-        if not pieces[0][0].n_done:
+    def begin(self, context: Embeddings, n_rows: int, n_threads: int) -> Forward | None:
+        """The next forward, in a context that has none: about `n_rows` rows of those that wait.
+
+        None while there is nothing that fits it, or while more may come.
+        """
+        shape = context.shape
+        texts = list(itertools.islice(self._that_fit(context), shape.n_ids))
+        if not texts:
+            return None
+        n_left = [text.n_left for text in texts]
+        is_full = len(texts) == shape.n_ids or sum(n_left) >= min(n_rows, shape.n_shared)
+        if not is_full and self._clock_ns() - texts[0].arrived_ns < self._delay_ns:
+            return None
+        rows = plan_rows(n_left, n_rows, shape.n_ids, can_split=shape.can_split, most=shape.n_rows)
+        forward = Forward(context, list(zip(texts, rows, strict=False)), n_threads)
+        begun = {text for text, _ in forward.pieces}
+        self._waiting = [text for text in self._waiting if text not in begun]
+        self._now = max(self._now, *(text.start for text in begun))
+        if not texts[0].n_done:
             context.forget(0)  # of a text that was begun, and that nobody waits for any more
-        for number, (text, n) in enumerate(pieces):
-            tokens += text.tokens[text.n_done : text.n_done + n]
-            positions += range(text.n_done, text.n_done + n)
-            ids += [number] * n
-        began_ns = self._clock_ns()
-        code = context.forward(tokens, positions, ids)
+        return forward
+
+    def _that_fit(self, context: Embeddings) -> Iterator[_Text]:
+        """Those that may share the next forward in that context, in their turns."""
+        if context is not self._context:
+            n_most = context.shape.n_rows
+            fresh = (text for text in self._waiting if not (text.n_done or text.is_alone))
+            return (text for text in fresh if text.n_left <= n_most)
+        if self._waiting and self._waiting[0].is_alone:
+            return iter(self._waiting[:1])
+        return itertools.takewhile(lambda text: not text.is_alone, self._waiting)
+
+    def end(self, forward: Forward, code: int, elapsed_s: float) -> None:
+        """Takes the vectors of a forward that has run. Texts that failed together go one by one."""
+        context, pieces = forward.context, forward.pieces
         if code != 0:
             self._after_failure(context, pieces, code)
             return
-        elapsed_s = (self._clock_ns() - began_ns) / 1e9
-        self._row_s += _WEIGHT * (elapsed_s / len(tokens) - self._row_s)
-        self._now = max(self._now, *(text.start for text, _ in pieces))
+        n_rows = sum(n for _, n in pieces)
+        self._row_s += _WEIGHT * (elapsed_s / n_rows - self._row_s)
         self._meter.observe("embed_seconds", elapsed_s)
-        self._meter.count("embed_tokens_total", len(tokens))
+        self._meter.count("embed_tokens_total", n_rows)
         for number, (text, n) in enumerate(pieces):
             text.n_done += n
             # One that goes on is alone, so its number stays.
-            if not text.n_left:
-                self._take(text, context.vector(number, text.job.n_dims))
-                context.forget(number)
-        self._waiting = [text for text in self._waiting if text.n_left]
+            if text.n_left:
+                self._put_back(text)
+                continue
+            self._take(text, context.vector(number, text.job.n_dims))
+            context.forget(number)
 
     def _after_failure(
         self, context: Embeddings, pieces: list[tuple[_Text, int]], code: int
@@ -214,13 +272,21 @@ class Embedder:
         if len(pieces) == 1:
             self._fail(pieces[0][0].job, EngineFailed(code))
             return
-        for text, n in pieces:
-            if text.job.id in self._jobs:
-                self._forward(context, [(text, n)])
+        for text, _ in pieces:
+            text.n_done, text.is_alone = 0, True
+            self._put_back(text)
+
+    def _put_back(self, text: _Text) -> None:
+        if self._is_wanted(text.job):
+            self._waiting.insert(0, text)
+            self._waiting.sort(key=_turn)
+
+    def _is_wanted(self, job: EmbedJob) -> bool:
+        return self._jobs.get(job.id) is job
 
     def _take(self, text: _Text, vector: bytes) -> None:
         job = text.job
-        if job.id not in self._jobs:
+        if not self._is_wanted(job):
             return
         if not vector:
             self._fail(job, EngineFailed(BROKEN_LOGITS))
@@ -240,6 +306,8 @@ class Embedder:
         self._answers.append((job.id, Vectors(data, n_dims, n_tokens, job.n_dropped)))
 
     def _fail(self, job: EmbedJob, error: LocalrunError) -> None:
+        if not self._is_wanted(job):
+            return
         del self._jobs[job.id]
         self._drop(job)
         self._answers.append((job.id, error))
@@ -248,5 +316,6 @@ class Embedder:
         self._waiting = [text for text in self._waiting if text.job is not job]
 
 
-def _by_start(text: _Text) -> int:
-    return text.start
+def _turn(text: _Text) -> tuple[bool, int]:
+    # Whoever was begun stays in front: its rows are in the context.
+    return text.n_done == 0, text.start

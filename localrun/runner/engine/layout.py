@@ -8,7 +8,7 @@ Memory decides first: split only while a whole window for every slot fits what t
 have. Then a self-test's verdict, if there is one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from localrun.errors import WindowTooLarge
@@ -172,6 +172,12 @@ def embedding_shape(spec: LoadSpec, facts: ModelFacts, n_ctx: int) -> EmbeddingS
     return EmbeddingShape(
         n_ctx, n_rows, n_texts, n_shared, facts.pooling, can_split, flash_attention
     )
+
+
+def side_shape(shape: EmbeddingShape) -> EmbeddingShape:
+    """A context beside that one: for texts that share a forward with others, so it is small."""
+    n_rows = min(shape.n_shared, _SHARED_ON_CPU)
+    return replace(shape, n_ctx=min(shape.n_ctx, n_rows), n_rows=n_rows, n_shared=n_rows)
 
 
 def least_shape(spec: LoadSpec, facts: ModelFacts, n_ctx: int) -> Shape:
