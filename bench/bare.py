@@ -16,6 +16,8 @@ import numpy as np
 
 # As the runner: rows of one forward.
 _N_BATCH = 512
+# More than the structure has: a mask of 512 bytes and five numbers.
+_THREADPOOL_PARAMS_BYTES = 1024
 _FLASH_ATTENTION = {"off": 0, "on": 1, "auto": -1}
 
 
@@ -75,6 +77,8 @@ def _decode_rate(
     context = lib.llama_init_from_model(model, params)
     if not context:
         raise SystemExit(f"no context for {n_seq_max} windows of {arguments.window} tokens")
+    pool = _threadpool(arguments.threads)
+    lib._lib.llama_attach_threadpool(ctypes.c_void_p(context), pool, pool)
     n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
     row = lib.llama_token * 1
     # Positions and the sequence follow by themselves: the next ones of sequence 0.
@@ -84,7 +88,17 @@ def _decode_rate(
         token = _forward(context, row(token), n_vocab)
     seconds = time.perf_counter() - began
     lib.llama_free(context)
+    lib._lib.ggml_threadpool_free(pool)
     return float((arguments.tokens - 1) / seconds)
+
+
+def _threadpool(n_threads: int) -> ctypes.c_void_p:
+    """llama.cpp's threads with its defaults: without one it starts them for every forward."""
+    params = ctypes.create_string_buffer(_THREADPOOL_PARAMS_BYTES)
+    lib._lib.ggml_threadpool_params_init(params, n_threads)
+    new = lib._lib.ggml_threadpool_new
+    new.restype = ctypes.c_void_p
+    return ctypes.c_void_p(new(params))
 
 
 def _forward(context: Any, tokens: Any, n_vocab: int) -> int:

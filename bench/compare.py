@@ -57,7 +57,7 @@ def main() -> None:
         say(f"round {index + 1} of {rounds}")
         _measure_round(results, points, contestants, index)
         if not arguments.no_bare:
-            _measure_bare(results, points, setup, ours.openmp)
+            _measure_bare(results, points, setup)
     machine = Machine(
         commit=commit(), model=setup.model.name, n_threads=setup.n_threads, window=setup.window
     )
@@ -166,28 +166,24 @@ def _command_s(command: str, url: str) -> Iterator[float]:
         yield time.perf_counter() - began
 
 
-def _measure_bare(
-    results: Results, points: Sequence[Point], setup: Setup, openmp: dict[str, str]
-) -> None:
-    """The loop with libgomp's defaults and with what our runner gets (`openmp`)."""
+def _measure_bare(results: Results, points: Sequence[Point], setup: Setup) -> None:
     single = [point for point in points if point.n_streams == 1]
-    for is_default_spin in (True, False):
-        command = [sys.executable, "-m", "bench.bare", str(setup.model)]
-        command += ["--prompt", prompts(1, "bare")[0], "--tokens", str(single[0].n_tokens)]
-        command += ["--threads", str(setup.n_threads), "--window", str(setup.window)]
-        command += ["--n-seq-max", *(str(point.n_slots) for point in single)]
-        command += ["--flash-attention", "off", "auto"]
-        env = servers.clean_environment() | ({} if is_default_spin else openmp)
-        watch, before_s = Watch(), _children_cpu_s()
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
-        share = watch.foreign_share(_children_cpu_s() - before_s)
-        results.foreign_shares.append(share)
-        found = json.loads(done.stdout)
-        results.builds["localrun"] = found["system_info"].strip(" |")
-        for row in found["rates"]:
-            bare = Bare(row["n_seq_max"], row["flash_attention"], is_default_spin)
-            results.bare[bare].append(row["rate"])
-            say(f"  {bare}: decode {row['rate']:.1f} tok/s; others' CPU {share:.1%}")
+    command = [sys.executable, "-m", "bench.bare", str(setup.model)]
+    command += ["--prompt", prompts(1, "bare")[0], "--tokens", str(single[0].n_tokens)]
+    command += ["--threads", str(setup.n_threads), "--window", str(setup.window)]
+    command += ["--n-seq-max", *(str(point.n_slots) for point in single)]
+    command += ["--flash-attention", "off", "auto"]
+    watch, before_s = Watch(), _children_cpu_s()
+    env = servers.clean_environment()
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
+    share = watch.foreign_share(_children_cpu_s() - before_s)
+    results.foreign_shares.append(share)
+    found = json.loads(done.stdout)
+    results.builds["localrun"] = found["system_info"].strip(" |")
+    for row in found["rates"]:
+        bare = Bare(row["n_seq_max"], row["flash_attention"])
+        results.bare[bare].append(row["rate"])
+        say(f"  {bare}: decode {row['rate']:.1f} tok/s; others' CPU {share:.1%}")
 
 
 def _children_cpu_s() -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from bench.load import Figures
-from bench.results import Bare, Point, Results
+from bench.results import Point, Results
 from cli.bench.machine import cpu_name
 
 _MIB = 1024 * 1024
@@ -89,15 +89,11 @@ def _single(results: Results, points: Sequence[Point], names: Sequence[str]) -> 
     if not results.bare:
         return [served]
     bare_rows = [
-        [str(bare.n_seq_max), bare.flash_attention, _spin(bare), spread(rates)]
+        [str(bare.n_seq_max), bare.flash_attention, spread(rates)]
         for bare, rates in results.bare.items()
     ]
-    head = ["`n_seq_max`", "flash attention", "OpenMP", "decode, tok/s"]
+    head = ["`n_seq_max`", "flash attention", "decode, tok/s"]
     return [served, "The bare loop, in a process of its own:", table(head, bare_rows)]
-
-
-def _spin(bare: Bare) -> str:
-    return "its defaults" if bare.is_default_spin else "as in our runner"
 
 
 def _many(results: Results, points: Sequence[Point], names: Sequence[str]) -> list[str]:

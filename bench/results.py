@@ -20,11 +20,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """One way to run the bare loop. `is_default_spin`: libgomp's own spin count, not ours."""
+    """One way to run the bare loop."""
 
     n_seq_max: int
     flash_attention: str
-    is_default_spin: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Results:
         return found
 
     def _bare_ratios(self, name: str, rates: list[float], n_slots: int) -> list[Ratio]:
-        same = {b: r for b, r in self.bare.items() if b.n_seq_max == n_slots and b.is_default_spin}
+        same = {b: r for b, r in self.bare.items() if b.n_seq_max == n_slots}
         if not same:
             return []
         best = max(same, key=lambda bare: statistics.median(same[bare]))

@@ -78,8 +78,6 @@ class Localrun:
         self._store: tempfile.TemporaryDirectory[str] | None = None
         self.idle_rss_bytes = 0
         self.url = ""
-        # What the runner's environment says to libgomp.
-        self.openmp: dict[str, str] = {}
 
     def start(self, n_parallel: int) -> Endpoint:
         """See Server. Raises RuntimeError when the model got fewer slots than asked for."""
@@ -105,8 +103,6 @@ class Localrun:
         n_slots = request(port, "GET", "/api/ps")["models"][0]["slots"]["total"]
         if n_slots != n_parallel:
             raise RuntimeError(f"the model has {n_slots} slots instead of {n_parallel}")
-        variables = self.processes()["runner"].environ()
-        self.openmp = {k: v for k, v in variables.items() if k.startswith(("GOMP_", "OMP_"))}
         return Endpoint("127.0.0.1", port, self._MODEL)
 
     def stop(self) -> None:

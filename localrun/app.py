@@ -30,7 +30,6 @@ from localrun.residency.owner import Residency
 from localrun.server import FLUSH_S, Server, bind, config
 from localrun.service import InferenceService
 from localrun.settings import BadSetting, Settings, cache_folder, models_folder
-from localrun.spec import LoadSpec
 from localrun.supervisor.client import RunnerClient
 from localrun.supervisor.devices import DeviceList, list_devices
 from localrun.supervisor.empty import EmptyRunner
@@ -116,12 +115,10 @@ class Daemon:
         if self.settings.max_loaded_models is None:
             self.residency.allow(default_max_loaded(len(usable(devices)[0])))
 
-    async def _spawn(self, spec: LoadSpec) -> EmptyRunner:
+    async def _spawn(self) -> EmptyRunner:
         loop = asyncio.get_running_loop()
         return await EmptyRunner.spawn(
             stall_timeout_s=self.settings.load_timeout_s,
-            # The model that is being loaded has an entry too.
-            spins_long=len(self.residency.resident()) <= 1 and not spec.embeds,
             # On a thread: it writes a file.
             on_tested=lambda spec, found: loop.run_in_executor(
                 None, self.verdicts.keep, spec, found

@@ -10,10 +10,6 @@ from live import Daemon, running, write_fake_model
 from real_models import GEMMA3, SMOLLM2, fetch, fetch_minilm
 from rpc_server import RpcServer
 
-# llama.cpp in the tests' own process: with libgomp's default each thread spins while the others
-# wait for a core, and on a busy machine a second of work takes minutes. It is read at load.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
 # A test must not see the settings, the proxies or the daemon of whoever runs it.
 _FOREIGN = ("LOCALRUN_", "OLLAMA_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _KEPT = ("LOCALRUN_TEST_", "LOCALRUN_INSTALL_")

@@ -50,7 +50,7 @@ class Residency(Generic[R]):
 
     def __init__(
         self,
-        spawn: Callable[[LoadSpec], Awaitable[EmptyRunner[R]]],
+        spawn: Callable[[], Awaitable[EmptyRunner[R]]],
         *,
         max_loaded: int,
         max_queue: int,
@@ -258,7 +258,7 @@ class Residency(Generic[R]):
 
     async def _load(self, entry: Entry[R]) -> R:
         """The loaded runner, once there is room for it; at any other end no process is left."""
-        empty = await self._spawn_runner(entry.spec)
+        empty = await self._spawn_runner()
         try:
             while True:
                 held = await self._events.ask(partial(self._held_beside, entry))

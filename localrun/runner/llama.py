@@ -37,6 +37,7 @@ from localrun.runner.ggml.params import (
 )
 from localrun.runner.ggml.probe import read_needs, with_adapters
 from localrun.runner.ggml.sampler import LlamaSampler
+from localrun.runner.ggml.threadpool import Threadpool
 from localrun.runner.ggml.vocab import LlamaVocab
 from localrun.runner.limits import large_allocation
 from localrun.runner.measure import free_ram_bytes
@@ -78,6 +79,7 @@ class LlamaModel:
         self._machine = machine or Machine()
         self._berth = berth
         self._ctx: Any = None
+        self._threadpool: Threadpool  # of that context
         self._embeddings: LlamaEmbeddings | None = None
         self._side: LlamaEmbeddings | None = None
         self._needs: dict[str, Need] = dict(berth.needs) if berth else {}
@@ -168,6 +170,7 @@ class LlamaModel:
         if self._ctx:
             lib.llama_free(self._ctx)  # first, since both may not fit
             self._ctx = None
+            self._threadpool.close()
         params = context_params(self._spec, shape)
         with log().reading() as lines, large_allocation():
             ctx = lib.llama_init_from_model(self._weights, params)
@@ -177,7 +180,9 @@ class LlamaModel:
             )
         self._ctx = ctx
         self._adapters.apply(ctx)
-        self._n_threads = 0
+        # Between two steps there is no time to wake up; beside a GPU a spin would cost a core for
+        # nothing.
+        self._threadpool = Threadpool(ctx, polls=self.facts.is_on_cpu)
         self.use_threads(self._spec.n_threads)
         self._shape = shape
         self._memory = lib.llama_get_memory(ctx)
@@ -219,7 +224,12 @@ class LlamaModel:
             raise NoMemory(refusal)
         self._adapters.apply(ctx)
         needs = self._read_needs(ctx, shape, lines)
-        return LlamaEmbeddings(ctx, self._weights, shape, needs)
+        return LlamaEmbeddings(ctx, self._weights, shape, needs, self._rest)
+
+    def _rest(self) -> None:
+        """While a context for vectors evaluates, the threads of the one for text do not spin."""
+        if self._ctx:
+            self._threadpool.rest()
 
     @property
     def info(self) -> RunnerInfo:
@@ -276,9 +286,7 @@ class LlamaModel:
 
     def use_threads(self, n: int) -> None:
         """Compute threads; see `Model.use_threads`."""
-        if n != self._n_threads:
-            self._n_threads = n
-            lib.llama_set_n_threads(self._ctx, n, n)
+        self._threadpool.use(n)
 
     def forward(
         self,
@@ -299,6 +307,8 @@ class LlamaModel:
         code = int(lib.llama_decode(self._ctx, self._batch.struct))
         lib.llama_synchronize(self._ctx)  # so that whoever measures the call measures the work
         self._n_outputs = n_outputs if code == 0 else 0
+        if code == 0:
+            self._threadpool.has_evaluated()
         return code
 
     def greedy(self) -> list[int]:

@@ -31,7 +31,7 @@ async def list_devices(
     Raises DevicesUnknown.
     """
     try:
-        process = await RunnerProcess.spawn(spins_long=True)
+        process = await RunnerProcess.spawn()
     except OSError as error:
         raise DevicesUnknown(f"no process could be started: {error.strerror}") from None
     connection = process.connection

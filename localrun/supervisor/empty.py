@@ -58,17 +58,16 @@ class EmptyRunner:
         cls,
         *,
         stall_timeout_s: float,
-        spins_long: bool,
         on_tested: Callable[[LoadSpec, Verdict], object] = lambda _spec, _verdict: None,
         on_loaded: Callable[[RunnerClient], object] = lambda _runner: None,
     ) -> "EmptyRunner":
-        """Starts a process; for `spins_long` see `RunnerProcess.spawn`.
+        """Starts a process.
 
         `on_tested` gets what a self-test of the loaded model finds, `on_loaded` the runner once
         the model is there. Raises LoadFailed.
         """
         try:
-            process = await RunnerProcess.spawn(spins_long=spins_long)
+            process = await RunnerProcess.spawn()
         except OSError as error:
             raise LoadFailed(f"no process could be started: {error.strerror}") from None
         return cls(process, stall_timeout_s, on_tested, on_loaded)

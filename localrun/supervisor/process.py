@@ -20,14 +20,6 @@ _LOG_TAIL_LINES = 8
 # A runner that is told to go closes within a step; a forward of a large model takes seconds.
 _CLOSE_TIMEOUT_S = 5.0
 
-# How often libgomp's threads look for work before they sleep. It is read once, when libgomp is
-# loaded, so it is set at the spawn. Waking a sleeper is slow: alone, a long spin decodes 3 to 5 %
-# faster, and three times faster beside another busy process. But two long spinners on the same
-# cores hold each other up (prefill 40 to 90 rows/s instead of 215 each), while a long and a short
-# one get on (130 and 219). So only a runner that starts alone spins long, and none for vectors: its
-# forwards are long, and the daemon has much to do beside them (short: 5 % more texts a second).
-_LONG_SPIN, _SHORT_SPIN = "3000000", "1000"
-
 # Saved KV is megabytes a piece. glibc would learn from the first one that is freed to keep such
 # pieces on its heap, where their memory never goes back to the system. But told so, it no longer
 # learns how much to keep for the next piece either: every draw would give the memory of its
@@ -48,12 +40,11 @@ class RunnerProcess:
         self._log_task = asyncio.create_task(self._read_log())
 
     @classmethod
-    async def spawn(cls, *, spins_long: bool) -> "RunnerProcess":
-        """Starts `python -m localrun.runner`, whose compute threads may spin for long or not.
+    async def spawn(cls) -> "RunnerProcess":
+        """Starts `python -m localrun.runner`.
 
         Raises OSError when no process can be made. A cancelled spawn leaves none.
         """
-        spin = {"GOMP_SPINCOUNT": _LONG_SPIN if spins_long else _SHORT_SPIN}
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
@@ -67,7 +58,7 @@ class RunnerProcess:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                env={**spin, **_MALLOC, **_NO_BACKTRACE, **os.environ},
+                env={**_MALLOC, **_NO_BACKTRACE, **os.environ},
             )
             undo.callback(process.kill)
             theirs.close()

@@ -16,7 +16,7 @@ from localrun.preparing import ServiceDefaults
 from localrun.residency.entry import EmptyRunner
 from localrun.residency.owner import Residency
 from localrun.service import InferenceService
-from localrun.spec import LoadOptions, LoadSpec, Verdict
+from localrun.spec import LoadOptions, Verdict
 from localrun.supervisor.client import RunnerClient
 from modelstore.create import CreateRequest, create
 from modelstore.store import Store
@@ -40,7 +40,7 @@ def add(
 
 
 def service_of(store: Store, verdicts: Verdicts, **defaults: Any) -> InferenceService:
-    async def spawn(_spec: LoadSpec) -> EmptyRunner[RunnerClient]:
+    async def spawn() -> EmptyRunner[RunnerClient]:
         raise AssertionError("nothing is loaded here")
 
     residency = Residency(spawn, max_loaded=1, max_queue=1, keep_alive_s=1)

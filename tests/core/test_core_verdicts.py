@@ -100,21 +100,6 @@ def test_what_a_runner_finds_is_in_the_file_for_the_next_load(
 
     monkeypatch.setattr(EmptyRunner, "spawn", spawn)
     daemon = Daemon(Settings(models=tmp_path / "models"))
-    asyncio.run(daemon._spawn(SPEC))
+    asyncio.run(daemon._spawn())
     assert Verdicts(cache_folder() / "verdicts.json").find(SPEC) == FAST
     assert cache_folder().is_relative_to(tmp_path)
-
-
-@pytest.mark.parametrize("embeds", [False, True])
-def test_only_forwards_for_text_wait_in_a_spin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embeds: bool
-) -> None:
-    spins: list[bool] = []
-
-    async def spawn(*, spins_long: bool, **_more: Any) -> None:
-        spins.append(spins_long)
-
-    monkeypatch.setattr(EmptyRunner, "spawn", spawn)
-    daemon = Daemon(Settings(models=tmp_path / "models"))
-    asyncio.run(daemon._spawn(replace(SPEC, embeds=embeds)))
-    assert spins == [not embeds]

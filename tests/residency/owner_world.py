@@ -125,7 +125,7 @@ class World:
         )
         self._owner = asyncio.create_task(self.residency.run())
 
-    async def spawn(self, _spec: LoadSpec) -> FakeEmptyRunner:
+    async def spawn(self) -> FakeEmptyRunner:
         return FakeEmptyRunner(self)
 
     async def pause(self, seconds: float) -> None:

@@ -76,7 +76,7 @@ class Runner:
 
 def with_runner(story: Callable[[Runner], Any]) -> None:
     async def run() -> None:
-        process = await RunnerProcess.spawn(spins_long=False)
+        process = await RunnerProcess.spawn()
         try:
             await story(Runner(process))
         finally:

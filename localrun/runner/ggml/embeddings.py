@@ -4,7 +4,7 @@ The pooled outputs of all sequences of a forward are there until the next one.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from localrun.memory import Need
@@ -12,16 +12,28 @@ from localrun.runner.engine.layout import EmbeddingShape
 from localrun.runner.ggml.batch import Batch
 from localrun.runner.ggml.binding import lib
 from localrun.runner.ggml.logits import finished
+from localrun.runner.ggml.threadpool import Threadpool
 
 
 class LlamaEmbeddings:
     """See `model.Embeddings`."""
 
     def __init__(
-        self, ctx: Any, weights: Any, shape: EmbeddingShape, needs: dict[str, Need]
+        self,
+        ctx: Any,
+        weights: Any,
+        shape: EmbeddingShape,
+        needs: dict[str, Need],
+        rest_others: Callable[[], None],
     ) -> None:
-        """Owns `ctx`; `needs` are those of the weights and of it."""
+        """Owns `ctx`; `needs` are those of the weights and of it.
+
+        Before a forward `rest_others` keeps the threads of another context from spinning.
+        """
         self._ctx = ctx
+        # Forwards are long, and the daemon has much to do beside them: nobody waits in a spin.
+        self._threadpool = Threadpool(ctx, polls=False)
+        self._rest_others = rest_others
         self.shape = shape
         self.needs = needs
         is_rank = shape.pooling == "rank"
@@ -29,17 +41,15 @@ class LlamaEmbeddings:
         self.n_dims = int(size(weights))
         self._memory = lib.llama_get_memory(ctx)  # models that see ahead have none
         self._batch = Batch(shape.n_rows)
-        self._n_threads = 0
 
     def close(self) -> None:
         """Frees the context. Nothing else may be called afterwards."""
         lib.llama_free(self._ctx)
+        self._threadpool.close()
 
     def use_threads(self, n: int) -> None:
         """Compute threads; see `Embeddings.use_threads`."""
-        if n != self._n_threads:
-            self._n_threads = n
-            lib.llama_set_n_threads(self._ctx, n, n)
+        self._threadpool.use(n)
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], ids: Sequence[int]) -> int:
         """Evaluates rows; see `Embeddings.forward`."""
@@ -48,8 +58,11 @@ class LlamaEmbeddings:
         if min(ids) < 0 or max(ids) >= self.shape.n_ids:
             raise ValueError(f"ids {ids} are not all below {self.shape.n_ids}")
         self._batch.fill(tokens, positions, ids, [True] * len(tokens))
+        self._rest_others()
         code = int(lib.llama_decode(self._ctx, self._batch.struct))
         lib.llama_synchronize(self._ctx)  # so that whoever measures the call measures the work
+        if code == 0:
+            self._threadpool.has_evaluated()
         return code
 
     def vector(self, number: int, n_dims: int) -> bytes:

@@ -40,6 +40,18 @@ class _Props(ctypes.Structure):
     ]
 
 
+class _ThreadpoolParams(ctypes.Structure):
+    _fields_ = [
+        ("cpumask", ctypes.c_bool * 512),
+        ("n_threads", ctypes.c_int),
+        ("prio", ctypes.c_int),
+        ("poll", ctypes.c_uint32),
+        ("strict_cpu", ctypes.c_bool),
+        ("paused", ctypes.c_bool),
+        ("_reserve", ctypes.c_uint8 * 64),  # where a later llama.cpp writes more than we know
+    ]
+
+
 class _GgufParams(ctypes.Structure):
     _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", _pointer)]
 
@@ -75,6 +87,13 @@ _gguf_close = _function("gguf_free", None, _pointer)
 _gguf_n_tensors = _function("gguf_get_n_tensors", ctypes.c_int64, _pointer)
 _gguf_name = _function("gguf_get_tensor_name", _text, _pointer, ctypes.c_int64)
 _gguf_bytes = _function("gguf_get_tensor_size", _size, _pointer, ctypes.c_int64)
+_threadpool_params = _function(
+    "ggml_threadpool_params_init", None, ctypes.POINTER(_ThreadpoolParams), ctypes.c_int
+)
+_threadpool_new = _function("ggml_threadpool_new", _pointer, ctypes.POINTER(_ThreadpoolParams))
+_threadpool_pause = _function("ggml_threadpool_pause", None, _pointer)
+_threadpool_free = _function("ggml_threadpool_free", None, _pointer)
+_threadpool_attach = _function("llama_attach_threadpool", None, _pointer, _pointer, _pointer)
 
 _AddServer = ctypes.CFUNCTYPE(_pointer, _text)
 _AbortCallback = ctypes.CFUNCTYPE(None, _text)
@@ -162,6 +181,39 @@ def tensor_bytes(path: bytes) -> dict[str, int]:
         }
     finally:
         _gguf_close(file)
+
+
+# ---- compute threads
+
+
+def new_threadpool(n_threads: int, *, polls: bool) -> int:
+    """Threads that wait for work: in a spin, as long as llama.cpp's own do, or asleep.
+
+    The thread that evaluates is one of them, so there is one less.
+    """
+    params = _ThreadpoolParams()
+    _threadpool_params(params, n_threads)
+    if not polls:
+        params.poll = 0
+    return int(_threadpool_new(params))
+
+
+def pause_threadpool(pool: int) -> None:
+    """The threads sleep until the next forward."""
+    _threadpool_pause(pool)
+
+
+def free_threadpool(pool: int) -> None:
+    """Ends the threads.
+
+    A context keeps the pool that it has evaluated with until it has done so with another one.
+    """
+    _threadpool_free(pool)
+
+
+def attach_threadpool(context: Any, pool: int) -> None:
+    """The context evaluates with these threads from now on."""
+    _threadpool_attach(context, pool, pool)
 
 
 # ---- what a context has allocated
