@@ -17,8 +17,10 @@ from localrun.runner.engine.scheduler import (
     STATIC_DELAY_S,
     Budget,
     Expectation,
+    StepPlan,
     batch_may_start,
     next_to_enter,
+    plan_decodes,
     plan_step,
 )
 from localrun.runner.engine.sequence import Sequence
@@ -46,6 +48,7 @@ def decide(
         lambda s: (lost_s or {}).get(s.id, float(s.n_done)),
     )
     assert plan.is_empty == (not plan.decode and not plan.prefill)
+    assert plan_decodes(running, n_free) in (plan, None)
     decode, prefill, preempt = plan
     return [s.id for s in decode], [(s.id, n) for s, n in prefill], [s.id for s in preempt]
 
@@ -135,6 +138,22 @@ def test_a_deterministic_chunk_depends_on_nothing_but_its_prompt(
     running = [prompt(1, n_rows, deterministic=True), *others]
     _, prefill, _ = decide(running, budget=Budget(alone=512, beside=16, ending=16))
     assert prefill[0] == (1, expected)
+
+
+@pytest.mark.parametrize(
+    ("running", "n_free", "is_simple"),
+    [
+        ([stream(1), stream(2)], 2, True),
+        ([], 0, True),
+        ([stream(1), stream(2)], 1, False),
+        ([stream(1), prompt(2, 5)], 100, False),
+    ],
+)
+def test_a_step_of_decodes_with_cells_for_all_needs_no_questions(
+    running: list[Sequence], n_free: float, *, is_simple: bool
+) -> None:
+    found = plan_decodes(running, n_free)
+    assert found == (StepPlan(tuple(running), (), ()) if is_simple else None)
 
 
 # ---- too few cells

@@ -23,7 +23,13 @@ from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.meter import Meter
 from localrun.runner.engine.roster import Roster
 from localrun.runner.engine.sampling import SamplerPool, n_helpers
-from localrun.runner.engine.scheduler import DYNAMIC_DELAY_S, Budget, StepPlan, plan_step
+from localrun.runner.engine.scheduler import (
+    DYNAMIC_DELAY_S,
+    Budget,
+    StepPlan,
+    plan_decodes,
+    plan_step,
+)
 from localrun.runner.engine.self_test import self_test
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
@@ -210,9 +216,11 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         n_batch = self._model.n_batch
+        n_free = self._cache.n_free_for(n_batch + len(self.running))
+        if plan := plan_decodes(self.running, n_free):
+            return plan
         beside, ending = self._rows_beside()
         budget = Budget(n_batch, beside, ending)
-        n_free = self._cache.n_free_for(n_batch + len(self.running))
         plan = plan_step(self.running, budget, n_free, self._cache.own_cells, self._work_lost_s)
         if plan.is_empty and self.running and self._roster.reclaim():
             return self._plan()

@@ -113,9 +113,17 @@ class Evaluator:
                 self._forward([piece], cache, done)
 
     def _learn(self, pieces: list[Piece], elapsed_s: float) -> None:
-        n_rows = sum(n for _, n in pieces)
-        n_prefill = sum(n for _, n in pieces if n > 1)
         meter = self._meter
+        n_rows = n_prefill = 0
+        for sequence, n in pieces:
+            n_rows += n
+            if n > 1:
+                n_prefill += n
+            n_again = min(n, sequence.n_evaluated - sequence.n_done)
+            if n_again > 0:
+                meter.count("recomputed_tokens_total", n_again)
+            if n_again < n:
+                sequence.n_evaluated = sequence.n_done + n
         if n_prefill:
             others_s = self._costs.decode_s if n_prefill < n_rows else 0.0
             self._costs.saw_prefill(n_prefill, max(elapsed_s / 2, elapsed_s - others_s))
@@ -125,13 +133,6 @@ class Evaluator:
             self._costs.saw_decode(elapsed_s)
             meter.observe("decode_seconds", elapsed_s)
         meter.count("decode_tokens_total", n_rows - n_prefill)
-        for sequence, n in pieces:
-            end = sequence.n_done + n
-            if end <= sequence.n_evaluated:
-                meter.count("recomputed_tokens_total", n)
-            elif sequence.n_done < sequence.n_evaluated:
-                meter.count("recomputed_tokens_total", sequence.n_evaluated - sequence.n_done)
-            sequence.n_evaluated = max(sequence.n_evaluated, end)
 
     def _sample(self, sequences: list[Sequence], done: Evaluated) -> None:
         """Takes a token for each sequence; they stand in the order of the output rows."""
@@ -213,7 +214,14 @@ def _rows(pieces: list[Piece]) -> tuple[list[int], list[int], list[int], list[bo
     kv_ids: list[int] = []
     outputs: list[bool] = []
     for sequence, n_rows in pieces:
-        start, end = sequence.n_done, sequence.n_done + n_rows
+        start = sequence.n_done
+        if n_rows == 1:
+            tokens.append(sequence.tokens[start])
+            positions.append(start)
+            kv_ids.append(sequence.kv_id)
+            outputs.append(start + 1 == len(sequence.tokens))
+            continue
+        end = start + n_rows
         tokens += sequence.tokens[start:end]
         positions += range(start, end)
         kv_ids += [sequence.kv_id] * n_rows
