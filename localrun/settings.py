@@ -305,7 +305,7 @@ SETTINGS: tuple[Setting, ...] = (
         ("num_thread",),
         texts.auto_count,
         "cores available",
-        "CPU threads of a model",
+        "CPU threads of a model; no more compute than there are processors",
         ollama=False,
     ),
     Setting(

@@ -69,33 +69,36 @@ def decide(
             [prompt(1, 20), stream(2)], [2], [(1, 8)], id="a stream that came later counts too"
         ),
         pytest.param(
-            [prompt(1, 20), prompt(2, 20)],
+            [prompt(1, 20), prompt(2, 20), prompt(3, 4)],
             [],
-            [(1, 12), (2, 4)],
-            id="the last quarter is the next one's",
+            [(1, 12), (3, 4)],
+            id="the last quarter is for a short one",
         ),
         pytest.param(
-            [prompt(1, 12), prompt(2, 20)], [], [(1, 12), (2, 4)], id="a short one leaves the rest"
+            [prompt(1, 20), prompt(2, 5)], [], [(1, 16)], id="unless none is short enough"
+        ),
+        pytest.param(
+            [prompt(1, 12), prompt(2, 20)], [], [(1, 12)], id="a few rows begin no other prompt"
         ),
         pytest.param(
             [prompt(1, 16), prompt(2, 20)], [], [(1, 16)], id="one that ends may have all"
         ),
         pytest.param(
-            [stream(0), prompt(1, 20), prompt(2, 20), prompt(3, 20)],
+            [stream(0), prompt(1, 20), prompt(2, 2), prompt(3, 2)],
             [0],
             [(1, 6), (2, 2)],
-            id="the next one takes all that the first leaves",
+            id="one short one has all that the first leaves",
         ),
         pytest.param(
             [stream(0), *(prompt(n, 20) for n in range(1, 9))],
             [0],
-            [(1, 6), (2, 2)],
+            [(1, 8)],
             id="the budget is a limit for many prompts too",
         ),
         pytest.param(
             [stream(0), *(prompt(n, 3) for n in range(1, 9))],
             [0],
-            [(1, 3), (2, 3), (3, 2)],
+            [(1, 3), (2, 3)],
             id="prompts that end make way for others",
         ),
         pytest.param(
@@ -128,6 +131,16 @@ def test_rows_of_a_step(
     running: list[Sequence], decode: list[int], prefill: list[tuple[int, int]]
 ) -> None:
     assert decide(running) == (decode, prefill, [])
+
+
+@pytest.mark.parametrize(
+    ("n_first", "expected"),
+    [(400, [(1, 400), (2, 112)]), (448, [(1, 448), (2, 64)]), (449, [(1, 449)])],
+)
+def test_a_prompt_is_begun_with_many_rows(n_first: int, expected: list[tuple[int, int]]) -> None:
+    running = [prompt(1, n_first), prompt(2, 300)]
+    _, prefill, _ = decide(running, budget=Budget(alone=512, beside=64, ending=80))
+    assert prefill == expected
 
 
 @pytest.mark.parametrize(("n_rows", "expected"), [(200, DETERMINISTIC_ROWS), (10, 10), (65, 64)])

@@ -31,9 +31,10 @@ STATIC_DELAY_S, DYNAMIC_DELAY_S = 5.0, 0.05
 # Sequences that yield in one step. Saving their KV takes time, which this spreads over steps.
 _MAX_VICTIMS = 2
 
-# Part of the step's rows that the first prompt takes when others stand behind it. The rest goes to
-# the next one whole: every further piece makes the forward's graphs smaller.
-_SHARED = 0.75
+# Part of the step's rows that the first prompt takes when a short one stands behind it, which the
+# rest evaluates whole. Every further piece makes the forward's graphs smaller, so that one of fewer
+# rows than these begins with the next step: 2 % less time for 16 prompts of 55 rows.
+_SHARED, _MIN_PIECE = 0.75, 64
 
 
 # ---- who enters
@@ -219,7 +220,6 @@ def plan_step(
     is_beside = any(s.n_pending == 1 for s in running)
     n_left = budget.beside if is_beside else budget.alone
     n_ending = budget.ending if is_beside else budget.alone
-    n_prompts = sum(1 for s in running if s.n_pending > 1)
     decode: list[Sequence] = []
     prefill: list[tuple[Sequence, int]] = []
     preempt: list[Sequence] = []
@@ -227,16 +227,11 @@ def plan_step(
         if sequence in preempt:
             continue
         n_rows = 1
-        if sequence.n_pending > 1:
-            n_prompts -= 1
-            n_rows = _chunk(
-                sequence,
-                n_left,
-                n_left if prefill else n_ending,
-                budget.alone,
-                is_first=not prefill,
-                others=n_prompts,
-            )
+        if sequence.n_pending > 1 and prefill:
+            n_rows = _next_chunk(sequence, n_left, budget.alone)
+        elif sequence.n_pending > 1:
+            behind = running[index + 1 :]
+            n_rows = _first_chunk(sequence, n_left, n_ending, budget.alone, behind)
         if n_rows == 0:
             continue
         while n_free < n_rows and len(preempt) < _MAX_VICTIMS:
@@ -257,18 +252,28 @@ def plan_step(
     return StepPlan(tuple(decode), tuple(prefill), tuple(preempt))
 
 
-def _chunk(
-    sequence: Sequence, n_left: int, n_ending: int, n_batch: int, *, is_first: bool, others: int
+def _first_chunk(
+    sequence: Sequence, n_left: int, n_ending: int, n_batch: int, behind: Seq[Sequence]
 ) -> int:
-    """Rows that the prompt gets of `n_left`: up to `n_ending` if they end it."""
+    """Rows of the first prompt in a step of `n_left`, or of `n_ending` if they end it."""
     if sequence.sampling.deterministic:
-        n_rows = min(sequence.n_pending, DETERMINISTIC_ROWS, n_batch)
-        return n_rows if is_first or n_rows <= n_left else 0
-    if n_left <= 0:
-        return 0
+        return min(sequence.n_pending, DETERMINISTIC_ROWS, n_batch)
     if sequence.n_pending <= n_ending:
         return sequence.n_pending
-    return max(1, int(n_left * _SHARED)) if is_first and others else n_left
+    n_shared = max(1, int(n_left * _SHARED))
+    has_short = any(1 < s.n_pending <= n_left - n_shared for s in behind)
+    return n_shared if has_short else n_left
+
+
+def _next_chunk(sequence: Sequence, n_left: int, n_batch: int) -> int:
+    """Rows of a prompt behind others: all of it, or what is left if that is much, or none."""
+    is_fixed = sequence.sampling.deterministic
+    n_whole = sequence.n_pending
+    if is_fixed:
+        n_whole = min(n_whole, DETERMINISTIC_ROWS, n_batch)
+    if n_whole <= n_left:
+        return n_whole
+    return 0 if is_fixed or n_left < _MIN_PIECE else n_left
 
 
 def _that_fit(sequence: Sequence, n_rows: int, n_free: float) -> int:
