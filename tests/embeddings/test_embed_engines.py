@@ -81,6 +81,22 @@ def test_a_score_is_what_the_head_makes_of_query_and_document(
     assert error == '"judge" does not support embedding'
 
 
+@pytest.mark.parametrize("embed_batch", [65, 513])
+def test_any_number_of_rows_makes_the_same_vectors(
+    start_daemon: Callable[..., Daemon],
+    vectors_daemon: Daemon,
+    minilm_gguf: Path,
+    embed_batch: int,
+) -> None:
+    daemon = start_daemon(EMBED_BATCH=embed_batch, NUM_THREAD=8)
+    daemon.create("minilm", minilm_gguf)
+    body = {"model": "minilm", "input": [f"ship {n} of twenty on a cold sea" for n in range(40)]}
+    found = daemon.json("POST", "/api/embed", body)["embeddings"]
+    known = vectors_daemon.json("POST", "/api/embed", body)["embeddings"]
+    for one, other in zip(found, known, strict=True):
+        assert sum(a * b for a, b in zip(one, other, strict=True)) > 0.9999
+
+
 def test_layers_on_a_gpu_give_the_same_vectors(
     start_daemon: Callable[..., Daemon],
     start_rpc_server: Callable[[], RpcServer],

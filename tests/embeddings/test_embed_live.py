@@ -121,6 +121,12 @@ def test_a_text_beyond_the_window_is_cut_and_says_so(vectors_daemon: Daemon, n_w
     assert cosine(short, vectors(vectors_daemon, ["short"])[0]) >= EQUAL
 
 
+def test_what_is_left_out_of_equal_texts_counts_each_time(vectors_daemon: Daemon) -> None:
+    body = {"model": "minilm", "input": ["hello " * 600, "fox", "hello " * 600]}
+    reply = vectors_daemon.json("POST", "/api/embed", body)
+    assert reply["prompt_dropped_count"] == 180
+
+
 def test_a_text_beyond_the_window_is_refused_with_its_place_if_it_must_not_be_cut(
     vectors_daemon: Daemon,
 ) -> None:

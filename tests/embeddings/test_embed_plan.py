@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from localrun.runner.engine.embedder import plan_rows
-from localrun.runner.engine.layout import ModelFacts, embedding_shape
+from localrun.runner.engine.layout import ModelFacts, embedding_shape, side_shape
 from localrun.runner.ggml.logits import finished
 from localrun.spec import LoadSpec
 
@@ -77,6 +77,21 @@ def test_texts_share_as_many_rows_as_pay(
     known = facts(n_vocab=30_000, pooling="mean", is_causal=False, is_on_cpu=is_on_cpu)
     shape = embedding_shape(spec, known, n_ctx)
     assert (shape.n_rows, shape.n_shared) == (n_rows, n_shared)
+
+
+@pytest.mark.parametrize(
+    ("embed_batch", "n_ctx", "n_rows", "n_rows_beside"),
+    [(65, 512, 512, 128), (513, 512, 576, 256), (None, 700, 704, 256), (4096, 512, 2240, 256)],
+)
+def test_rows_are_equally_many_for_each_text(
+    embed_batch: int | None, n_ctx: int, n_rows: int, n_rows_beside: int
+) -> None:
+    spec = structs.replace(SPEC, embed_batch=embed_batch)
+    known = facts(n_vocab=30_522, pooling="mean", is_causal=False, is_on_cpu=True)
+    shape = embedding_shape(spec, known, n_ctx)
+    beside = side_shape(shape)
+    assert (shape.n_ctx, shape.n_rows, beside.n_rows) == (n_ctx, n_rows, n_rows_beside)
+    assert beside.n_shared <= (embed_batch or 256)
 
 
 def test_a_text_that_shares_no_forward_has_all_its_rows() -> None:

@@ -163,6 +163,7 @@ def embedding_shape(spec: LoadSpec, facts: ModelFacts, n_ctx: int) -> EmbeddingS
         n_rows = max(n_rows, min(n_ctx, _MOST_LOGITS_BYTES // row_bytes))
         n_ctx = min(n_ctx, n_rows)
     n_texts = 1 if facts.is_quantized and facts.is_on_cpu else min(_MAX_TEXTS, n_rows)
+    n_rows = _multiple(n_rows, n_texts)
     flash_attention = spec.flash_attention
     if flash_attention is None and facts.is_causal and facts.is_on_cpu:
         # A chunk behind 1,000 tokens takes 4 times as long with it, and has other bits for each
@@ -176,8 +177,14 @@ def embedding_shape(spec: LoadSpec, facts: ModelFacts, n_ctx: int) -> EmbeddingS
 
 def side_shape(shape: EmbeddingShape) -> EmbeddingShape:
     """A context beside that one: for texts that share a forward with others, so it is small."""
-    n_rows = min(shape.n_shared, _SHARED_ON_CPU)
-    return replace(shape, n_ctx=min(shape.n_ctx, n_rows), n_rows=n_rows, n_shared=n_rows)
+    n_rows = _multiple(min(shape.n_shared, _SHARED_ON_CPU), shape.n_ids)
+    n_shared = min(shape.n_shared, n_rows)
+    return replace(shape, n_ctx=min(shape.n_ctx, n_rows), n_rows=n_rows, n_shared=n_shared)
+
+
+def _multiple(n_rows: int, n_texts: int) -> int:
+    """llama.cpp reserves as many rows for each text, and ends the process where a rest is left."""
+    return -(-n_rows // n_texts) * n_texts
 
 
 def least_shape(spec: LoadSpec, facts: ModelFacts, n_ctx: int) -> Shape:

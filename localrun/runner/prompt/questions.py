@@ -50,15 +50,16 @@ class Questions:
         known: dict[str, int] = {}
         texts: list[list[int]] = []
         places: list[int] = []
-        n_dropped = 0
+        dropped: list[int] = []  # tokens of each text
         for place, text in enumerate(wanted.texts):
             # Equal texts have one vector, to the last bit.
             if text not in known:
                 known[text] = len(texts)
                 tokens, n_over = self._tokens(text, wanted, n_ctx, wanted.first + place)
                 texts.append(tokens)
-                n_dropped += n_over
+                dropped.append(n_over)
             places.append(known[text])
+        n_dropped = sum(dropped[text] for text in places)
         return EmbedJob(number, texts, places, n_ctx, wanted.n_dims, n_dropped)
 
     def _tokens(
