@@ -3,7 +3,9 @@ behind."""
 
 from typing import Any
 
+import pytest
 from engine_bench import BOTH, MakeBench
+from msgspec import structs
 
 from localrun.errors import EngineFailed
 from localrun.ipc.messages import Share
@@ -203,6 +205,44 @@ def test_a_deterministic_sequence_shares_neither_cells_nor_forwards(
     bench.finish()
     assert sequence.n_cached == 0
     assert shapes == [(64, 1), (64, 1), (2, 1), (1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("flash_attention", "deterministic", "expected"),
+    [
+        (True, True, [(64, 3), (6, 3), (1, 4), (1, 4)]),
+        (False, True, [(64, 3), (6, 3), (1, 3), (1, 3)]),
+        (True, False, [(70, 3), (1, 3), (1, 3)]),
+    ],
+)
+def test_a_row_of_a_deterministic_sequence_has_as_many_threads_whoever_computes(
+    make_bench: MakeBench,
+    *,
+    flash_attention: bool,
+    deterministic: bool,
+    expected: list[tuple[int, int]],
+) -> None:
+    bench = make_bench(n_parallel=1, n_ctx=300, kv_layout="split", echo=True)  # of 8 threads
+    model = bench.model
+    model.info = structs.replace(model.info, flash_attention=flash_attention)
+    calls: list[tuple[int, int]] = []
+    used = 0
+    forward = model.forward
+
+    def use_threads(n: int) -> None:
+        nonlocal used
+        used = n
+
+    def watched(tokens: Any, *rest: Any) -> int:
+        calls.append((len(tokens), used))
+        return forward(tokens, *rest)
+
+    model.use_threads = use_threads  # type: ignore[method-assign]
+    model.forward = watched  # type: ignore[method-assign]
+    bench.engine._governor.look = lambda _now_s: 3  # type: ignore[method-assign]
+    bench.submit(1, "z" * 70, deterministic=deterministic, num_predict=3)
+    bench.finish()
+    assert calls == expected
 
 
 # ---- admission

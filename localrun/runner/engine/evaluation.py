@@ -62,17 +62,22 @@ class Evaluator:
             # A prompt may come twice, and its first row may have failed.
             failed = {sequence for sequence, _ in done.failed}
             if going_on := [piece for piece in pieces if piece[0] not in failed]:
-                self._model.use_threads(self._n_threads(going_on[0][0], n_threads))
+                self._model.use_threads(self._n_threads(going_on[0], n_threads))
                 self._forward(going_on, cache, done)
         return done
 
-    def _n_threads(self, sequence: Sequence, n_threads: int) -> int:
-        """Threads of a call: `n_threads`, but always the same number for a deterministic sequence.
+    def _n_threads(self, piece: Piece, n_threads: int) -> int:
+        """Threads of a call: `n_threads`, but always as many for a deterministic sequence's row.
 
-        Flash attention splits the sum of a single row among the threads, which moves its last bits.
+        Flash attention splits the sums of a row that is alone among the threads, which moves its
+        last bits. Always all of them would stand still for seconds, and all others with them,
+        whenever somebody else computes.
         """
-        is_split = sequence.sampling.deterministic and self._model.info.flash_attention
-        return self._governor.n_max if is_split else n_threads
+        sequence, n_rows = piece
+        is_fixed = sequence.sampling.deterministic and n_rows == 1
+        if is_fixed and self._model.info.flash_attention:
+            return -(-self._governor.n_max // 2)
+        return n_threads
 
     def _forward(self, pieces: list[Piece], cache: KvCache, done: Evaluated) -> None:
         """Evaluates the next rows of each sequence and samples those that reached their end."""
