@@ -278,10 +278,11 @@ def test_every_plan_keeps_its_promises(
     assert all(0 < n <= running[name].n_pending for name, n in rows.items())
     limit = BUDGET.beside if any(s.n_pending == 1 for s in running) else BUDGET.alone
     # The end of a prompt may stretch the step a little, never the batch.
-    assert sum(n for _, n in prefill) <= min(limit * 1.25, BUDGET.alone)
+    most = min(limit * 1.25, BUDGET.alone)
+    assert sum(n for _, n in prefill) <= most
     if n_free or any(own[s.id] for s in running[1:]):
         assert 0 in rows, "the oldest does not advance"
-    if n_free >= len(running) + limit:
+    if n_free >= len(running) + most:
         assert decode == [s.id for s in running if s.n_pending == 1]
         assert not preempt
 

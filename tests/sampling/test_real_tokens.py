@@ -275,21 +275,25 @@ def test_a_seed_gives_one_text_with_and_without_logprobs(
 
 
 def test_a_seed_gives_one_text_after_other_work_and_after_another_load(
-    smollm2_daemon: Daemon,
+    start_daemon: Callable[..., Daemon], smollm2_path: Path
 ) -> None:
+    # A self-test of the first load may choose another way to compute for the second one.
+    daemon = start_daemon(CONTEXT_LENGTH=512, KV_LAYOUT="split", FLASH_ATTENTION=1)
+    daemon.create(MODEL, smollm2_path)
+
     def ask() -> list[str]:
         wishes = {"seed": 7, "num_predict": 12}
         return [
-            route.ask(smollm2_daemon, MODEL, "Tell me a story.", temperature=heat, **wishes).text
+            route.ask(daemon, MODEL, "Tell me a story.", temperature=heat, **wishes).text
             for route in ROUTES
             for heat in (0, 0.8)
         ]
 
     texts = ask()
-    ROUTES[0].ask(smollm2_daemon, MODEL, "Tell me about the sea.", num_predict=4)
+    ROUTES[0].ask(daemon, MODEL, "Tell me about the sea.", num_predict=4)
     assert ask() == texts
-    smollm2_daemon.json("POST", "/api/generate", {"model": MODEL, "keep_alive": 0})
-    wait_until(lambda: not smollm2_daemon.ps(), "the model to be unloaded")
+    daemon.json("POST", "/api/generate", {"model": MODEL, "keep_alive": 0})
+    wait_until(lambda: not daemon.ps(), "the model to be unloaded")
     assert ask() == texts
 
 
