@@ -132,12 +132,19 @@ class LlamaModel:
         if self._embeddings is not None:
             self._embeddings.close()
             self._embeddings = None
-        if self._ctx:
-            lib.llama_free(self._ctx)
-            self._ctx = None
+        if self._side is not None:
+            self._side.close()
+            self._side = None
+        self._close_context()
         if self._weights:
             lib.llama_model_free(self._weights)
             self._weights = None
+
+    def _close_context(self) -> None:
+        if self._ctx:
+            lib.llama_free(self._ctx)
+            self._ctx = None
+            self._threadpool.close()
 
     def free_bytes(self) -> int:
         """Memory that a KV cache could have; see `Model.free_bytes`."""
@@ -167,10 +174,7 @@ class LlamaModel:
 
     def open(self, shape: Shape) -> None:
         """Makes a context; see `Model.open`."""
-        if self._ctx:
-            lib.llama_free(self._ctx)  # first, since both may not fit
-            self._ctx = None
-            self._threadpool.close()
+        self._close_context()  # first, since both may not fit
         params = context_params(self._spec, shape)
         with log().reading() as lines, large_allocation():
             ctx = lib.llama_init_from_model(self._weights, params)

@@ -1,16 +1,23 @@
 """Compute threads: as many as are wanted, and none is ended that a context still knows."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from real_engine import PROMPTS, Bench, text_of
+from real_engine import PROMPTS, Bench, spec_of, text_of
 
+from localrun.runner import library
+from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.threads import Governor
 from localrun.runner.ggml import threadpool
+from localrun.runner.ggml.library import new_threadpool
 from localrun.runner.ggml.threadpool import Threadpool
+from localrun.runner.library import LlamaLibrary
 from localrun.runner.llama import LlamaModel
+from localrun.runner.model import Model
+from localrun.spec import LoadSpec
 
 
 @pytest.fixture
@@ -23,7 +30,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append(("new", n_threads, polls))
         return next(numbers)
 
-    monkeypatch.setattr(threadpool, "own_cpus", lambda: range(16))
     monkeypatch.setattr(threadpool, "new_threadpool", new)
     for name in ("attach", "pause", "free"):
         monkeypatch.setattr(
@@ -60,13 +66,28 @@ def test_a_pool_ends_when_the_context_has_evaluated_with_the_next(
 
 
 def test_there_are_no_more_threads_than_processors(
-    told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threadpool, "own_cpus", lambda: [4, 5])
-    pool = Threadpool("context", polls=True)
-    pool.use(3)
-    pool.use(2)
-    assert [call[1] for call in told if call[0] == "new"] == [2]
+    made: list[int] = []
+
+    def new(n_threads: int, *, polls: bool) -> int:
+        made.append(n_threads)
+        return new_threadpool(n_threads, polls=polls)
+
+    def start(spec: LoadSpec, model: Model) -> Model:
+        Engine(model, spec, lambda _output: None)
+        assert spec.n_threads == 2
+        return model
+
+    monkeypatch.setattr(library, "own_cpus", lambda: [4, 5])
+    monkeypatch.setattr(threadpool, "new_threadpool", new)
+    n_before = psutil.Process().num_threads()
+    spec = spec_of(smollm2_path, n_threads=3)
+    model = LlamaLibrary().load(spec, None, lambda _fraction: None, start)
+    assert isinstance(model, LlamaModel)
+    assert made == [2]
+    model.close()
+    assert psutil.Process().num_threads() == n_before
 
 
 def test_who_sleeps_anyway_is_not_told_to(told: list[tuple[Any, ...]]) -> None:

@@ -13,7 +13,7 @@ from localrun.runner.engine.meter import Meter
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
 from localrun.runner.engine.traffic import EngineMessage, Remove, Report, StepOutput
-from localrun.runner.measure import own_cpus, process_cpu_s, used_cpu_s
+from localrun.runner.measure import process_cpu_s, used_cpu_s
 from localrun.runner.model import Embeddings, Model
 from localrun.spec import LoadSpec
 
@@ -38,16 +38,14 @@ class EmbeddingEngine:
         self._emit = emit
         self._clock_ns = clock_ns
         self._n_slots = spec.n_parallel
-        # Two forwards with more threads than there are processors would wait for each other.
-        n_threads = min(spec.n_threads, len(own_cpus()))
-        self._governor = Governor(n_threads, used_cpu_s, process_cpu_s, clock_ns() / 1e9)
+        self._governor = Governor(spec.n_threads, used_cpu_s, process_cpu_s, clock_ns() / 1e9)
         self._meter = Meter()
         self._embedder = Embedder(model, spec, self._meter, self._n_threads, clock_ns)
         self._report = Report(self._meter, self._gauges, clock_ns)
         shape = model.embeddings(spec.n_ctx).shape
         self._shares, self._n_short = shape.n_ids > 1, side_shape(shape).n_rows
         self._main, self._side = (Lane(self.inbox.put, clock_ns) for _ in range(2))
-        self._has_side = n_threads > 1  # its context comes with the first load that needs it
+        self._has_side = spec.n_threads > 1  # its context comes with the first load that needs it
         self._busy: dict[Lane, int] = {}  # compute threads of the forward that runs there
         self._n_running, self._needs = 0, model.info.needs  # as emitted last
 
@@ -76,9 +74,8 @@ class EmbeddingEngine:
             if context is not None:
                 self._start(self._main, context, n_threads)
         # Beside that, if it has left threads and texts.
-        if self._embedder.has_waiting and self._has_side and self._side not in self._busy:
-            if self._busy.get(self._main, n_threads) >= n_threads:
-                return
+        has_left = self._embedder.has_waiting and 0 < self._busy.get(self._main, 0) < n_threads
+        if has_left and self._has_side and self._side not in self._busy:
             context = self._model.side_embeddings()
             self._has_side = context is not None
             if context is not None:

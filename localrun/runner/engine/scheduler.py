@@ -256,10 +256,9 @@ def _first_chunk(
     sequence: Sequence, n_left: int, n_ending: int, n_batch: int, behind: Seq[Sequence]
 ) -> int:
     """Rows of the first prompt in a step of `n_left`, or of `n_ending` if they end it."""
-    if sequence.sampling.deterministic:
-        return min(sequence.n_pending, DETERMINISTIC_ROWS, n_batch)
-    if sequence.n_pending <= n_ending:
-        return sequence.n_pending
+    n_whole = _whole_chunk(sequence, n_batch)
+    if sequence.sampling.deterministic or n_whole <= n_ending:
+        return n_whole
     n_shared = max(1, int(n_left * _SHARED))
     has_short = any(1 < s.n_pending <= n_left - n_shared for s in behind)
     return n_shared if has_short else n_left
@@ -267,13 +266,16 @@ def _first_chunk(
 
 def _next_chunk(sequence: Sequence, n_left: int, n_batch: int) -> int:
     """Rows of a prompt behind others: all of it, or what is left if that is much, or none."""
-    is_fixed = sequence.sampling.deterministic
-    n_whole = sequence.n_pending
-    if is_fixed:
-        n_whole = min(n_whole, DETERMINISTIC_ROWS, n_batch)
+    n_whole = _whole_chunk(sequence, n_batch)
     if n_whole <= n_left:
         return n_whole
-    return 0 if is_fixed or n_left < _MIN_PIECE else n_left
+    return 0 if sequence.sampling.deterministic or n_left < _MIN_PIECE else n_left
+
+
+def _whole_chunk(sequence: Sequence, n_batch: int) -> int:
+    """All rows of the prompt, or those of a fixed size that nothing may change."""
+    n_rows = sequence.n_pending
+    return min(n_rows, DETERMINISTIC_ROWS, n_batch) if sequence.sampling.deterministic else n_rows
 
 
 def _that_fit(sequence: Sequence, n_rows: int, n_free: float) -> int:

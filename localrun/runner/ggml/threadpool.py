@@ -9,15 +9,10 @@ from localrun.runner.ggml.library import (
     new_threadpool,
     pause_threadpool,
 )
-from localrun.runner.measure import own_cpus
 
 
 class Threadpool:
-    """Exactly as many threads as are wanted: one too many would spin between two forwards.
-
-    But no more than there are processors for. They wait for each other in a spin, and where one of
-    them has no processor a token of a small model takes 3 s instead of 6 ms.
-    """
+    """Exactly as many threads as are wanted: one too many would spin between two forwards."""
 
     def __init__(self, context: Any, *, polls: bool) -> None:
         """With `polls` they wait for the next forward in a spin, for some 0.1 s; else asleep."""
@@ -25,14 +20,10 @@ class Threadpool:
         self._polls = polls
         self._pool = 0
         self._old: list[int] = []  # the context lets go of one when it has evaluated with the next
-        self._n_threads = self._n_wanted = 0
+        self._n_threads = 0
 
     def use(self, n_threads: int) -> None:
         """So many threads for the forwards from now on."""
-        if n_threads == self._n_wanted:
-            return
-        self._n_wanted = n_threads
-        n_threads = min(n_threads, len(own_cpus()))
         if n_threads == self._n_threads:
             return
         if self._pool:
