@@ -187,6 +187,10 @@ cpu_flags() {
     fi
 }
 
+is_amd_with_avx512() {
+    grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null && cpu_flags | grep -qw avx512f
+}
+
 choose_build() { # version, flags, and the cache folder that both lead to
     llama=$(sed -n 's/^ *"llama-cpp-python==\([0-9.]*\)".*/\1/p' "$ROOT/pyproject.toml")
     [ -n "$llama" ] || fail "pyproject.toml pins no llama-cpp-python; run this from a checkout"
@@ -205,8 +209,14 @@ choose_build() { # version, flags, and the cache folder that both lead to
     # types of weights and lose more for others (docs/benchmarks.md).
     if [ "$OS" = Linux ]; then
         # Lets the compiler inline within a shared library: 1 % faster at decoding.
+        compiler_flags=-fno-semantic-interposition
+        if is_amd_with_avx512; then
+            # GCC 12 knows no such CPU of AMD's, takes it for one without AVX-512 and puts
+            # instructions in the wrong order: 5 % slower at decoding, 9 % at prompts.
+            compiler_flags="$compiler_flags -mtune=icelake-server"
+        fi
         for language in C CXX; do
-            flags="$flags -DCMAKE_${language}_FLAGS=-fno-semantic-interposition"
+            flags="$flags '-DCMAKE_${language}_FLAGS=$compiler_flags'"
         done
     fi
     flags="$flags${LOCALRUN_INSTALL_CMAKE_ARGS:+ $LOCALRUN_INSTALL_CMAKE_ARGS}"

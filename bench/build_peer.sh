@@ -1,8 +1,9 @@
 #!/bin/sh
 # Builds llama.cpp's own llama-server from the llama.cpp source that llama-cpp-python ships, in the
-# version pyproject.toml pins and for the same CPU (llama.cpp's own default), so that a comparison
-# with it compares servers and not compilers. Takes minutes, once per version and flags. The last line on
-# stdout is the program's path.
+# version pyproject.toml pins, for this CPU and otherwise as llama.cpp builds itself, which is what
+# its users have. What install.sh adds to that is measured in docs/benchmarks.md, "Build flags"; a
+# comparison of servers alone has the same additions in LOCALRUN_INSTALL_CMAKE_ARGS. Takes minutes,
+# once per version and flags. The last line on stdout is the program's path.
 #
 #   LOCALRUN_INSTALL_CMAKE_ARGS   further options of the build, as for install.sh
 #   LOCALRUN_BENCH_SDIST          an sdist that is already here (otherwise pip downloads it)
