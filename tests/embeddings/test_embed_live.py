@@ -121,6 +121,17 @@ def test_a_text_beyond_the_window_is_cut_and_says_so(vectors_daemon: Daemon, n_w
     assert cosine(short, vectors(vectors_daemon, ["short"])[0]) >= EQUAL
 
 
+def test_words_behind_more_blanks_than_a_window_has_characters_count(
+    vectors_daemon: Daemon,
+) -> None:
+    # Blanks have no tokens here.
+    given = [" " * 140_000 + "fox", " " * 140_000]
+    reply = embed(vectors_daemon, given, truncate=False)
+    assert reply["prompt_eval_count"] == 3 + 2
+    assert "truncated" not in reply
+    assert reply["embeddings"] == vectors(vectors_daemon, ["fox", ""])
+
+
 def test_what_is_left_out_of_equal_texts_counts_each_time(vectors_daemon: Daemon) -> None:
     body = {"model": "minilm", "input": ["hello " * 600, "fox", "hello " * 600]}
     reply = vectors_daemon.json("POST", "/api/embed", body)

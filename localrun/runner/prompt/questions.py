@@ -66,22 +66,29 @@ class Questions:
         self, text: str, wanted: EmbedTexts, n_ctx: int, place: int
     ) -> tuple[list[int], int]:
         """(the text's tokens, how many of it were left out)."""
-        # What cannot fit need not be tokenized to its end.
-        shown = text[: n_ctx * MAX_TOKEN_CHARS]
-        tokens = self._all_tokens(shown, wanted.query)
+        tokens = self._start(text, wanted.query, n_ctx)
         n_over = len(tokens) - n_ctx
-        if n_over <= 0 and len(shown) == len(text):
+        if n_over <= 0:
             return tokens, 0
         if not wanted.cuts:
             name = "input" if wanted.query is None else "documents"
             problem = f"the input length of {len(tokens)} tokens exceeds the context length of"
             raise BadRequest(f"{name}[{place}]", f"{problem} {n_ctx}; shorten it")
-        if n_over > 0:
-            # What the model wants behind a text stays there.
-            end = self._all_tokens("", wanted.query)[-1:]
-            n_end = 1 if end and tokens[-1:] == end else 0
-            tokens = tokens[: n_ctx - n_end] + tokens[len(tokens) - n_end :]
-        return tokens, max(1, n_over)
+        # What the model wants behind a text stays there.
+        end = self._all_tokens("", wanted.query)[-1:]
+        n_end = 1 if end and tokens[-1:] == end else 0
+        return tokens[: n_ctx - n_end] + tokens[len(tokens) - n_end :], n_over
+
+    def _start(self, text: str, query: str | None, n_ctx: int) -> list[int]:
+        """All tokens of the text, or more than `n_ctx` of them."""
+        # What cannot fit need not be tokenized to its end.
+        n_chars = n_ctx * MAX_TOKEN_CHARS
+        while True:
+            tokens = self._all_tokens(text[:n_chars], query)
+            if len(tokens) > n_ctx or n_chars >= len(text):
+                return tokens
+            # Blanks have no tokens for some models: the words are still to come.
+            n_chars *= 4
 
     def _all_tokens(self, text: str, query: str | None) -> list[int]:
         if query is not None:
