@@ -52,7 +52,11 @@ def _measure(folder: Path, n_rounds: int) -> Iterator[list[str]]:
     blobs = {label: _offer(folder / "files", label, size) for label, size in _SIZES.items()}
     with _nginx(folder) as host, _daemon(folder, host) as (port, process):
         for label, path in blobs.items():
-            pulls, curls, sums, syncs, peak = [], [], [], [], 0
+            pulls: list[float] = []
+            curls: list[float] = []
+            sums: list[float] = []
+            syncs: list[float] = []
+            peak = 0
             for index in range(n_rounds):
                 for is_ours in (index % 2 == 0, index % 2 == 1):
                     os.sync()

@@ -22,7 +22,7 @@ from localrun.ipc.messages import Outbox, Submit, encode
 from localrun.runner.engine.engine import Engine
 from localrun.runner.fake import FakeModel
 from localrun.runner.fake_script import SCRIPT_KEY
-from localrun.runner.prompt.prepare import Prepared
+from localrun.runner.prompt.composer import Prepared
 from localrun.runner.text import TextMessage, TextThread
 from localrun.spec import FAKE_ARCHITECTURE, LoadSpec
 
@@ -80,7 +80,7 @@ def measure(n_sequences: int, layout: str) -> tuple[float, float]:
         encode(outbox)
         text_cpu_ns = time.thread_time_ns()
 
-    text = TextThread(model.vocab, inbox, engine.inbox, send)
+    text = TextThread(model.vocab, inbox, engine.inbox.put, send)
     threading.Thread(target=text.run, daemon=True).start()
     for number in range(n_sequences):
         prompt = chr(ord("A") + number) * 3  # no prefix in common: this model has no cells to fork

@@ -86,7 +86,7 @@ def _write_gguf(path: Path, number: int, n_words: int) -> None:
 
 def _lists(root: Path, names: list[str], n_rounds: int) -> list[list[str]]:
     """One row for each kind of answer: the first one of a daemon, and the median of later ones."""
-    kinds = {
+    kinds: dict[str, Callable[[int], Callable[[], object]]] = {
         "/api/tags": lambda port: lambda: request(port, "GET", "/api/tags"),
         "/v1/models": lambda port: lambda: request(port, "GET", "/v1/models"),
         "/api/show": lambda port: lambda: request(port, "POST", "/api/show", {"model": names[-1]}),

@@ -155,7 +155,7 @@ def _schemas() -> dict[str, Any]:
 
 def _print_preparation(model: Path) -> None:
     from localrun.runner.ggml.binding import lib
-    from localrun.runner.llama import LlamaVocab
+    from localrun.runner.ggml.vocab import LlamaVocab
 
     params = lib.llama_model_default_params()
     params.vocab_only = True
