@@ -46,6 +46,7 @@ class Sizes:
     long_tokens: int = 2600
     loop_users: tuple[int, ...] = (1, 8, 16)
     loop_tokens: int = 64
+    loop_requests: int = 12  # at least: of fewer by one user the figure moves by 10 %
     busy_users: tuple[int, ...] = (1, 8)
     n_contexts: int = 8
     context_tokens: int = 1000
@@ -63,6 +64,7 @@ _TINY = Sizes(
     loop_users=(1, 2),
     busy_users=(1, 2),
     loop_tokens=8,
+    loop_requests=3,
     n_contexts=2,
     context_tokens=100,
     decode_tokens=16,
@@ -132,7 +134,7 @@ async def _long(endpoint: Endpoint, sizes: Sizes, index: int) -> Found:
 async def _loop(endpoint: Endpoint, sizes: Sizes, index: int) -> Found:
     found: Found = {}
     for n_users in sizes.loop_users:
-        texts = prompts(max(3, 2 * n_users), f"{index} {n_users} {secrets.token_hex(4)}")
+        texts = prompts(max(sizes.loop_requests, 2 * n_users), f"{index} {n_users} {secrets.token_hex(4)}")
         requests = [Request(text, sizes.loop_tokens) for text in texts]
         name = f"{n_users} user{'s' * (n_users != 1)}"
         metric = Metric(name, "tok/s", is_better_low=False)
