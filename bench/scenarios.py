@@ -134,7 +134,8 @@ async def _long(endpoint: Endpoint, sizes: Sizes, index: int) -> Found:
 async def _loop(endpoint: Endpoint, sizes: Sizes, index: int) -> Found:
     found: Found = {}
     for n_users in sizes.loop_users:
-        texts = prompts(max(sizes.loop_requests, 2 * n_users), f"{index} {n_users} {secrets.token_hex(4)}")
+        n_requests = max(sizes.loop_requests, 2 * n_users)
+        texts = prompts(n_requests, f"{index} {n_users} {secrets.token_hex(4)}")
         requests = [Request(text, sizes.loop_tokens) for text in texts]
         name = f"{n_users} user{'s' * (n_users != 1)}"
         metric = Metric(name, "tok/s", is_better_low=False)
