@@ -5,6 +5,7 @@ minutes and the network, so it is not part of the tests.
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -102,24 +103,66 @@ def test_a_full_disk(python: Machine) -> None:
     assert str(python.home) in line
 
 
-def test_a_long_build_shows_that_it_goes_on(python: Machine) -> None:
-    python.script("c++", "exit 0")
-    (python.bin / "sleep").unlink()
-    python.script("sleep", f"exec {shutil.which('sleep')} 0.2")
-    # The environment of the build has a Python that needs a second to fail.
-    python.script(
+def build(machine: Machine, command: str) -> "subprocess.CompletedProcess[str]":
+    """An installation whose build of llama.cpp is `command`, and then fails."""
+    machine.script("c++", "exit 0")
+    built = machine.home / "build.sh"
+    built.write_text(f"#!/bin/sh\n{command}\nexit 1\n")
+    built.chmod(0o755)
+    # The environment of the build has that as its Python.
+    machine.script(
         "python3",
         f'''[ "$2" = venv ] || exec "{sys.executable}" "$@"
 mkdir -p "$3/bin"
-printf '#!/bin/sh\\n{shutil.which("sleep")} 1\\nexit 1\\n' >"$3/bin/python"
-{shutil.which("chmod")} +x "$3/bin/python"''',
+ln -s "{built}" "$3/bin/python"''',
     )
-    result = python.install(LOCALRUN_INSTALL_MIN_DISK_MB="0")
+    return machine.install(LOCALRUN_INSTALL_MIN_DISK_MB="0")
+
+
+def test_a_long_build_shows_that_it_goes_on(python: Machine) -> None:
+    (python.bin / "sleep").unlink()
+    python.script("sleep", f"exec {shutil.which('sleep')} 0.2")
+    result = build(python, f"{shutil.which('sleep')} 1")
     assert (result.returncode, "llama.cpp could not be built" in result.stderr) == (1, True)
     assert result.stdout.splitlines()[1:3] == [
         "still building: 0 min 30 s so far",
         "still building: 1 min 0 s so far",
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there the CPU says so in a file")
+@pytest.mark.parametrize(
+    ("vendor", "flags", "is_tuned"),
+    [
+        ("AuthenticAMD", "fma avx2 avx512f avx512_vnni", True),
+        ("AuthenticAMD", "fma avx2 avx512fp16", False),  # another word
+        ("GenuineIntel", "fma avx2 avx512f", False),
+    ],
+)
+def test_amds_cpus_with_avx512_are_tuned_for(
+    python: Machine, vendor: str, flags: str, is_tuned: bool
+) -> None:
+    cpuinfo = python.home / "cpuinfo"
+    cpuinfo.write_text(f"vendor_id : {vendor}\nflags : {flags}\n")
+    (python.bin / "grep").unlink()
+    python.script(
+        "grep",
+        f'''for word; do
+shift
+[ "$word" != /proc/cpuinfo ] || word="{cpuinfo}"
+set -- "$@" "$word"
+done
+exec {shutil.which("grep")} "$@"''',
+    )
+    seen = python.home / "seen"
+    build(python, f'printf %s "$CMAKE_ARGS" >"{seen}"')
+    arguments = shlex.split(seen.read_text())
+    own = [
+        f"-DCMAKE_{language}_FLAGS=-fno-semantic-interposition"
+        + is_tuned * " -mtune=icelake-server"
+        for language in ("C", "CXX")
+    ]
+    assert [word for word in arguments if "_FLAGS=" in word] == own
 
 
 @pytest.mark.parametrize(
