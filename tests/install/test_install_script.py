@@ -155,7 +155,12 @@ done
 exec {shutil.which("grep")} "$@"''',
     )
     seen = python.home / "seen"
-    build(python, f'printf %s "$CMAKE_ARGS" >"{seen}"')
+    inside = python.home / "inside"
+    command = f"""printf %s "$CMAKE_ARGS" >"{seen}"
+for word in $CMAKE_ARGS; do
+case $word in *_INCLUDE=*) cat "${{word#*=}}" >"{inside}" ;; esac
+done"""
+    build(python, command)
     arguments = shlex.split(seen.read_text())
     own = [
         f"-DCMAKE_{language}_FLAGS=-fno-semantic-interposition"
@@ -163,6 +168,7 @@ exec {shutil.which("grep")} "$@"''',
         for language in ("C", "CXX")
     ]
     assert [word for word in arguments if "_FLAGS=" in word] == own
+    assert ("/arch/x86/repack.cpp" in inside.read_text()) == is_tuned
 
 
 @pytest.mark.parametrize(
