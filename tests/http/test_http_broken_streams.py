@@ -5,7 +5,7 @@ import json
 
 import pytest
 from http_fakes import DONE, Exchange, ScriptedService, deltas
-from text_routes import (
+from stream_routes import (
     ALL,
     CHAT,
     GENERATE,

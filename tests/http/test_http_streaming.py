@@ -4,7 +4,7 @@ import json
 
 import pytest
 from http_fakes import DONE, ScriptedService, deltas
-from text_routes import ALL, CHAT, COMPLETION, LOST, OPENAI, ROUTES, events, lines, post, run
+from stream_routes import ALL, CHAT, COMPLETION, LOST, OPENAI, ROUTES, events, lines, post, run
 
 from localrun.core import (
     Done,
