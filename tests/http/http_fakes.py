@@ -169,3 +169,19 @@ class Exchange:
 
 def deltas(*texts: str) -> list[Event]:
     return [TextDelta(text) for text in texts]
+
+
+def run(coroutine: Any) -> Any:
+    """Runs a test's body, which must not need more than some seconds even on a busy machine."""
+    return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+async def leave_while_it_opens(service: ScriptedService, exchange: Exchange) -> None:
+    """The client hangs up before there is an answer: the work ends and nothing is sent."""
+    service.gate.clear()
+    task = exchange.start()
+    await service.opening.wait()
+    exchange.hang_up()
+    await task
+    assert service.cancelled.is_set()
+    assert exchange.sent.empty()

@@ -1,6 +1,5 @@
 """The routes that answer with text, and readers of their streams."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -23,11 +22,6 @@ LOST = RunnerLost("decode", "cannot open /home/somebody/models/blob-1: killed by
 def post(service: ScriptedService, tmp_path: Any, route: Any, **fields: Any) -> Exchange:
     path, body = route
     return Exchange(app_of(service, tmp_path), "POST", path, body | fields)
-
-
-def run(coroutine: Any) -> Any:
-    """Runs a test's body, which must not need more than some seconds even on a busy machine."""
-    return asyncio.run(asyncio.wait_for(coroutine, 30))
 
 
 def lines(body: bytes) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from http_fakes import DONE, Exchange, ScriptedService, deltas
+from http_fakes import DONE, Exchange, ScriptedService, deltas, leave_while_it_opens, run
 from stream_routes import (
     ALL,
     CHAT,
@@ -16,7 +16,6 @@ from stream_routes import (
     events,
     lines,
     post,
-    run,
 )
 
 from localrun.core import TextDelta
@@ -135,14 +134,7 @@ def test_an_answer_that_ends_without_its_done_is_an_error(tmp_path, stream):
 def test_a_client_that_leaves_before_the_answer_is_open(tmp_path, route, stream):
     async def main():
         service = ScriptedService()
-        service.gate.clear()
-        exchange = post(service, tmp_path, route, stream=stream)
-        task = exchange.start()
-        await service.opening.wait()
-        exchange.hang_up()
-        await task
-        assert service.cancelled.is_set()
-        assert exchange.sent.empty()
+        await leave_while_it_opens(service, post(service, tmp_path, route, stream=stream))
 
     run(main())
 

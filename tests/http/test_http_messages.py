@@ -1,11 +1,10 @@
 """Anthropic's routes over HTTP, with a scripted service: events on the wire, errors, headers."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
-from http_fakes import DONE, Exchange, ScriptedService, app_of, deltas
+from http_fakes import DONE, Exchange, ScriptedService, app_of, deltas, leave_while_it_opens, run
 
 from localrun.core import Done, TextDelta, ThinkingDelta, ToolCall, ToolCallDelta, Usage
 from localrun.errors import BadRequest, QueueFull, RunnerLost
@@ -22,10 +21,6 @@ THOUGHTFUL = [
     TextDelta("Wait."),
     Done("stop", Usage(prompt_count=9, cached_count=4, completion_count=7)),
 ]
-
-
-def run(coroutine: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 30))
 
 
 def post(service: ScriptedService, tmp_path: Any, path: str = "", **fields: Any) -> Exchange:
@@ -198,14 +193,7 @@ def test_a_count_that_fails_has_its_status_and_form(tmp_path):
 def test_who_leaves_ends_the_count(tmp_path):
     async def main():
         service = ScriptedService()
-        service.gate.clear()
-        exchange = post(service, tmp_path, "/count_tokens")
-        task = exchange.start()
-        await service.opening.wait()
-        exchange.hang_up()
-        await task
-        assert service.cancelled.is_set()
-        assert exchange.sent.empty()
+        await leave_while_it_opens(service, post(service, tmp_path, "/count_tokens"))
 
     run(main())
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from http_fakes import DONE, ScriptedService, deltas
-from stream_routes import ALL, CHAT, COMPLETION, LOST, OPENAI, ROUTES, events, lines, post, run
+from http_fakes import DONE, ScriptedService, deltas, run
+from stream_routes import ALL, CHAT, COMPLETION, LOST, OPENAI, ROUTES, events, lines, post
 
 from localrun.core import (
     Done,
