@@ -1,7 +1,7 @@
 """What travels between the daemon and a runner, grouped by receiver. MessagePack through msgspec.
 
 The daemon sends one message a frame. The runner sends one `Outbox` a frame: everything that one
-engine step, or one turn of its text thread, has to say about all its requests.
+forward, or one turn of its text thread, has to say about all its requests.
 """
 
 from typing import Any

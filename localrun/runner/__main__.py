@@ -5,7 +5,7 @@ With the name of a job in place of that it does the job and ends: see `jobs`.
     main thread    reads frames; end of file means that the daemon is gone: exit at once
     engine thread  makes plans, loads the model, then steps for ever
     prompt thread  templates and tokens
-    text thread    answers; writes frames
+    text thread    answers; writes frames (a token that is alone, the engine thread)
 
 Exit codes: 0 the daemon closed the socket, 3 the model was refused, 70 a bug.
 This process reads no environment variables of ours and speaks no HTTP.
@@ -143,7 +143,7 @@ def _serve(channel: Channel, inboxes: Inboxes) -> None:
 
     def start(spec: LoadSpec, model: Model) -> tuple[LoadSpec, Model, Engine | EmbeddingEngine]:
         make = EmbeddingEngine if spec.embeds else Engine
-        return spec, model, make(model, spec, inboxes.text.put)
+        return spec, model, make(model, spec, lambda output: text.tell(output))
 
     try:
         spec, model, engine = answer_until_loaded(inboxes.load.get, channel.send, start)

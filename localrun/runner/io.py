@@ -1,7 +1,7 @@
 """The runner's end of the socket pair: blocking reads on one thread, whole frames out.
 
-Writing has no thread of its own: the text thread writes. One thread fewer to wake per step, and a
-daemon that is behind gets what has piled up as fewer, larger frames.
+Writing has no thread of its own: whoever has made a frame writes it. One thread fewer to wake per
+step, and a daemon that is behind gets what has piled up as fewer, larger frames.
 """
 
 import socket

@@ -2,9 +2,13 @@
 
 It owns the requests by id, from the moment their prompts are prepared, and is the only writer of
 the socket once the model is loaded. Answers are read (`output`) here, beside the forward. One
-`Outbox` frame leaves per engine step, not one per token.
+`Outbox` frame leaves for all tokens of a forward, not one per token.
+
+A token that is alone is read by the engine's thread itself: waking another one takes as long, and
+keeps the next forward waiting as well.
 """
 
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -52,7 +56,7 @@ class _Request:
 
 
 class TextThread:
-    """Owns the requests of this runner. `run` is the thread; everything else happens inside it."""
+    """Owns the requests of this runner. `run` is the thread; all but `tell` happens inside it."""
 
     def __init__(
         self,
@@ -72,17 +76,38 @@ class TextThread:
         self._n_running = 0
         self._n_running_sent = 0
         self._stats: RunnerStats | None = None
+        self._is_at_work = threading.Lock()
+        # Outputs of the engine: `tell` counts those that it queues, this thread those it has read.
+        self._n_queued = self._n_read = 0
 
     def run(self) -> None:
         """Handles messages for ever."""
         while True:
-            self.turn(self._receive())
+            self.read()
 
-    def _receive(self) -> list[TextMessage]:
+    def read(self) -> None:
+        """Handles what has arrived, at least one message."""
         messages = [self._inbox.get()]
         while not self._inbox.empty():
             messages.append(self._inbox.get())
-        return messages
+        with self._is_at_work:
+            self.turn(messages)
+            self._n_read += sum(isinstance(message, StepOutput) for message in messages)
+
+    def tell(self, output: StepOutput) -> None:
+        """What the engine has done, from its thread: read at once, or queued for this one.
+
+        At once only behind all that came before, and while this thread has nothing else to do.
+        """
+        is_next = len(output.tokens) == 1 and self._n_read == self._n_queued
+        if is_next and self._is_at_work.acquire(blocking=False):
+            try:
+                self.turn((output,))
+            finally:
+                self._is_at_work.release()
+        else:
+            self._n_queued += 1
+            self._inbox.put(output)
 
     def turn(self, messages: Seq[TextMessage]) -> None:
         """Handles what has arrived together and sends one frame about it.

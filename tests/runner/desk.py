@@ -1,5 +1,6 @@
 """The prompt thread and the text thread without threads, for tests that look at what they send."""
 
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -9,7 +10,7 @@ from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.traffic import Remove, StepOutput, TokenOut
 from localrun.runner.fake_script import FakeVocab, Script
 from localrun.runner.prompt.prepare import PromptThread
-from localrun.runner.text import TextThread
+from localrun.runner.text import TextMessage, TextThread
 
 
 class Desk:
@@ -22,7 +23,11 @@ class Desk:
         self.told: list[Any] = []
         self.frames: list[Outbox] = []
         self.prompts = PromptThread(self.vocab, self.prompt_inbox, self.told.append)
-        self.text = TextThread(self.vocab, SimpleQueue(), self.engine.put, self.frames.append)
+        self.inbox: SimpleQueue[TextMessage] = SimpleQueue()  # the text thread's
+        self.send: Callable[[Outbox], None] = self.frames.append
+        self.text = TextThread(
+            self.vocab, self.inbox, self.engine.put, lambda frame: self.send(frame)
+        )
 
     def prepare(self, *messages: Submit | Cancel) -> list[Any]:
         """What the prompt thread says about messages that arrived together."""
@@ -37,6 +42,12 @@ class Desk:
         """The items sent in answer to what the text thread found together in its inbox."""
         self.frames.clear()
         self.text.turn(messages)
+        return [item for frame in self.frames for item in frame.items]
+
+    def read(self) -> list[Any]:
+        """The items sent when the text thread finds what is in its inbox."""
+        self.frames.clear()
+        self.text.read()
         return [item for frame in self.frames for item in frame.items]
 
     def ask(self, submit: Submit) -> list[Any]:

@@ -38,13 +38,30 @@ class Bench:
         return sequence
 
     def step(self) -> StepOutput | None:
+        """All that a step told, as one; None when it could do nothing."""
         self.outputs.clear()
-        self.engine.step()
+        has_done = self.engine.step()
         self.n_running_max = max(self.n_running_max, len(self.engine.running))
         for out in (out for output in self.outputs for out in output.tokens):
             piece = b"" if out.token is None else self.model.vocab.token_bytes(out.token)
             self.texts[out.sequence.id] = self.texts.get(out.sequence.id, b"") + piece
-        return self.outputs[0] if self.outputs else None
+        assert has_done or not self.outputs
+        return self._told() if has_done else None
+
+    def _told(self) -> StepOutput:
+        told = StepOutput((), (), (), len(self.engine.running))
+        for output in self.outputs:
+            told = StepOutput(
+                told.admitted + output.admitted,
+                told.tokens + output.tokens,
+                told.failed + output.failed,
+                output.n_running,
+                output.stats or told.stats,
+                output.info or told.info,
+                output.verdict or told.verdict,
+                told.vectors + output.vectors,
+            )
+        return told
 
     def finish(self) -> dict[int, bytes]:
         """Steps until nothing happens; the text of every sequence so far by id."""

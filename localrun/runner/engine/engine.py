@@ -1,8 +1,8 @@
 """The engine: one thread that turns waiting sequences into tokens, a step at a time.
 
-A step is `enter → plan → make way → forward → sample → emit`. This thread alone calls the model.
-It knows token ids only: templates, text and stop strings live in `runner.text`, which feeds
-`inbox` and receives one `StepOutput` a step.
+A step is `enter → plan → make way → forward → sample → emit → books`. This thread alone calls the
+model. It knows token ids only: templates, text and stop strings live in `runner.text`, which feeds
+`inbox` and receives a `StepOutput` of each call that gave tokens, and one of the step's end.
 
 Who stands where is `roster`'s, decisions are `scheduler`'s, cells are `cache`'s; this file carries
 out one after the other.
@@ -18,7 +18,7 @@ from localrun.runner.engine.cache import KvCache
 from localrun.runner.engine.context import Context
 from localrun.runner.engine.cost_model import CostModel
 from localrun.runner.engine.embedder import Embedder, EmbedJob
-from localrun.runner.engine.evaluation import NO_CELLS, Evaluator
+from localrun.runner.engine.evaluation import NO_CELLS, Evaluated, Evaluator
 from localrun.runner.engine.layout import Shape
 from localrun.runner.engine.meter import Meter
 from localrun.runner.engine.roster import Roster
@@ -35,7 +35,7 @@ from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
 from localrun.runner.engine.traffic import EngineMessage, Remove, Report, StepOutput, TokenOut
 from localrun.runner.measure import process_cpu_s, used_cpu_s
-from localrun.runner.model import Likelihoods, Model
+from localrun.runner.model import Model
 from localrun.spec import LoadSpec, RunnerStats, Verdict
 
 # A self-test starts after so long without work, and is given up after so many interruptions.
@@ -127,10 +127,12 @@ class Engine:
             self._meter.count("steps_total")
             host_ns = self._clock_ns() - began_ns - forward_ns
             self._meter.count("step_host_seconds_total", host_ns / 1e9)
-        if changed or not plan.is_empty or self._report.failed or has_embedded:
+        if changed or has_embedded:
             self._emit_step()
             return True
-        return False
+        if not plan.is_empty and (self._is_resized or self._report.has_news(self._n_busy)):
+            self._emit_step()
+        return not plan.is_empty
 
     # ---- what arrives
 
@@ -255,36 +257,64 @@ class Engine:
 
     def _evaluate(self, plan: StepPlan) -> int:
         """Carries out the plan; returns the time in forwards, ns."""
-        done = self._evaluator.evaluate(plan, self._cache, merges_rows=self._context.merges_rows)
-        now_ns = self._clock_ns()
-        for sequence, token in done.tokens:
-            self._take(sequence, token, now_ns, done.likelihoods.get(sequence))
+        calls = self._evaluator.evaluate(plan, self._cache, merges_rows=self._context.merges_rows)
+        failed: list[tuple[Sequence, int]] = []
+        at_an_end: list[TokenOut] = []
+        forward_ns = 0
+        for done in calls:
+            forward_ns += done.forward_ns
+            failed += done.failed
+            if done.tokens:
+                at_an_end += self._take(done)
+        for out in at_an_end:
+            self._settle(out)
         # The books were wrong. Whoever lacked cells is planned again when some were freed.
-        can_go_on = any(code == NO_CELLS for _, code in done.failed) and self._roster.reclaim()
+        can_go_on = any(code == NO_CELLS for _, code in failed) and self._roster.reclaim()
         if can_go_on:
             self._roster.let_nobody_in()
-        for sequence, code in done.failed:
+        for sequence, code in failed:
             if code != NO_CELLS or not can_go_on:
                 self._report.failed.append((sequence, _error_of(sequence, code)))
                 self._roster.fail(sequence)
-        return done.forward_ns
+        return forward_ns
 
-    def _take(
-        self, sequence: Sequence, token: int, now_ns: int, likelihoods: Likelihoods | None
-    ) -> None:
-        if sequence.first_token_ns:
-            self._meter.observe("itl_seconds", (now_ns - sequence.last_token_ns) / 1e9)
+    def _take(self, done: Evaluated) -> list[TokenOut]:
+        """Gives each sequence its token, and emits them.
+
+        Not yet those that are the last of their sequences: who reads them may look at the figures
+        next, in which they count. They are returned, with those that fill a window.
+        """
+        now_ns = self._clock_ns()
+        waits_ns: list[tuple[str, int]] = []
+        at_an_end: list[TokenOut] = []
+        for sequence, token in done.tokens:
+            if sequence.first_token_ns:
+                waits_ns.append(("itl_seconds", now_ns - sequence.last_token_ns))
+            else:
+                waits_ns.append(("ttft_seconds", now_ns - sequence.arrived_ns))
+                # Others may share a prompt that has been computed.
+                self._roster.look_again()
+            is_end = self._model.vocab.is_end(token)
+            reason = sequence.take(token, is_end=is_end, now_ns=now_ns)
+            likelihoods = done.likelihoods.get(sequence)
+            out = TokenOut(sequence, None if is_end else token, reason, likelihoods)
+            if not reason:
+                self._report.tokens.append(out)
+            if reason or sequence.is_window_full:
+                at_an_end.append(out)
+        if self._report.tokens:
+            self._emit_step()
+        for name, wait_ns in waits_ns:
+            self._meter.observe(name, wait_ns / 1e9)
+        return at_an_end
+
+    def _settle(self, out: TokenOut) -> None:
+        """The sequence is complete, or its window is full."""
+        if out.reason:
+            self._report.tokens.append(out)
+            self._roster.finish(out.sequence)
         else:
-            self._roster.look_again()
-            self._meter.observe("ttft_seconds", (now_ns - sequence.arrived_ns) / 1e9)
-        is_end = self._model.vocab.is_end(token)
-        reason = sequence.take(token, is_end=is_end, now_ns=now_ns)
-        out = TokenOut(sequence, None if is_end else token, reason, likelihoods)
-        self._report.tokens.append(out)
-        if reason:
-            self._roster.finish(sequence)
-        elif sequence.is_window_full:
-            self._cache.shift(sequence)
+            self._cache.shift(out.sequence)
             self._meter.count("window_shifts_total")
 
     # ---- what leaves
@@ -293,8 +323,11 @@ class Engine:
         info = self._model.info if self._is_resized else None
         self._is_resized = False
         vectors = self._embedder.take_answers()
-        n_running = min(self.shape.n_slots, len(self.running) + self._embedder.n_jobs)
-        self._emit(self._report.take(n_running, info, vectors, is_last=self.is_idle))
+        self._emit(self._report.take(self._n_busy, info, vectors, is_last=self.is_idle))
+
+    @property
+    def _n_busy(self) -> int:
+        return min(self.shape.n_slots, len(self.running) + self._embedder.n_jobs)
 
     def stats(self) -> RunnerStats:
         """Everything that is counted, as it is now."""

@@ -1,4 +1,8 @@
-"""A plan → rows in the model → tokens. What a forward costs and counts is learned here."""
+"""A plan → rows in the model → tokens. What a forward costs and counts is learned here.
+
+Tokens leave as soon as they are sampled, and the books follow: what reads the tokens runs beside
+the books then, on a core that would be idle, and not beside the next forward, which needs them all.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +25,7 @@ Piece = tuple[Sequence, int]
 
 @dataclass(slots=True)
 class Evaluated:
-    """What came of a plan: tokens, and sequences whose forward failed, with its code.
+    """What came of a call: tokens, and sequences whose forward failed, with its code.
 
     `likelihoods` has the sequences that got a token and want to know how likely it was.
 
@@ -53,18 +57,21 @@ class Evaluator:
         self._governor = governor
         self._clock_ns = clock_ns
 
-    def evaluate(self, plan: StepPlan, cache: KvCache, *, merges_rows: bool) -> Evaluated:
-        """Carries out the plan, call by call."""
-        done = Evaluated()
+    def evaluate(self, plan: StepPlan, cache: KvCache, *, merges_rows: bool) -> Iterator[Evaluated]:
+        """Carries out the plan, call by call. The books of a call are made when the next begins.
+
+        Until then its sequences must keep their cells.
+        """
         n_threads = self._governor.look(self._clock_ns() / 1e9)
         is_pool = cache.ledger.is_unified
+        failed: set[Sequence] = set()
         for pieces in calls(plan, self._model.n_batch, is_pool=is_pool, merges_rows=merges_rows):
             # A prompt may come twice, and its first row may have failed.
-            failed = {sequence for sequence, _ in done.failed}
             if going_on := [piece for piece in pieces if piece[0] not in failed]:
                 self._model.use_threads(self._n_threads(going_on[0], n_threads))
-                self._forward(going_on, cache, done)
-        return done
+                for done in self._forward(going_on, cache):
+                    yield done
+                    failed.update(sequence for sequence, _ in done.failed)
 
     def _n_threads(self, piece: Piece, n_threads: int) -> int:
         """Threads of a call: `n_threads`, but always as many for a deterministic sequence's row.
@@ -79,43 +86,44 @@ class Evaluator:
             return -(-self._governor.n_max // 2)
         return n_threads
 
-    def _forward(self, pieces: list[Piece], cache: KvCache, done: Evaluated) -> None:
+    def _forward(self, pieces: list[Piece], cache: KvCache) -> Iterator[Evaluated]:
         """Evaluates the next rows of each sequence and samples those that reached their end."""
         if not cache.make_room(sum(n for _, n in pieces)):
-            done.failed += [(sequence, NO_CELLS) for sequence, _ in pieces]
+            yield Evaluated(failed=[(sequence, NO_CELLS) for sequence, _ in pieces])
             return
         began_ns = self._clock_ns()
         code = self._model.forward(*_rows(pieces))
         elapsed_ns = self._clock_ns() - began_ns
-        done.forward_ns += elapsed_ns
+        done = Evaluated(forward_ns=elapsed_ns)
         if code != 0:
-            self._after_failure(pieces, cache, done, code)
+            yield from self._after_failure(pieces, cache, done, code)
             return
+        if ready := [sequence for sequence, n in pieces if n == sequence.n_pending]:
+            self._sample(ready, done)
+        yield done
         self._learn(pieces, elapsed_ns / 1e9)
-        ready = []
         for sequence, n_rows in pieces:
             if not cache.wrote(sequence, n_rows):
                 self._meter.count("ledger_drift_total")
                 cache.rewind(sequence)
-            elif sequence.n_pending == 0:
-                ready.append(sequence)
-        if ready:
-            self._sample(ready, done)
 
     def _after_failure(
         self, pieces: list[Piece], cache: KvCache, done: Evaluated, code: int
-    ) -> None:
+    ) -> Iterator[Evaluated]:
         """Nobody pays for another one's failure: what failed together is tried one by one."""
         self._meter.count("forward_errors_total")
         n_before = [sequence.n_done for sequence, _ in pieces]
         for sequence, _ in pieces:
             cache.rewind(sequence)
-        if code == NO_CELLS or len(pieces) == 1:
+        is_final = code == NO_CELLS or len(pieces) == 1
+        if is_final:
             done.failed += [(sequence, code) for sequence, _ in pieces]
+        yield done
+        if is_final:
             return
         for piece, n in zip(pieces, n_before, strict=True):
             if piece[0].n_done == n:  # else it starts over, and is planned again
-                self._forward([piece], cache, done)
+                yield from self._forward([piece], cache)
 
     def _learn(self, pieces: list[Piece], elapsed_s: float) -> None:
         meter = self._meter

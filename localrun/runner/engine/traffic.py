@@ -41,7 +41,7 @@ class TokenOut(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """What one step did, for the text thread. `failed` sequences are gone."""
+    """What a step, or a call of it, did; for the text thread. `failed` sequences are gone."""
 
     admitted: tuple[Sequence, ...]
     tokens: tuple[TokenOut, ...]
@@ -58,7 +58,7 @@ EngineMessage = Sequence | EmbedJob | Remove | Pace | Share
 
 
 class Report:
-    """What a step has done so far. Engine thread only."""
+    """What has been done that nobody has been told. Engine thread only."""
 
     def __init__(
         self, meter: Meter, gauges: Callable[[], dict[str, float]], clock_ns: Callable[[], int]
@@ -67,9 +67,15 @@ class Report:
         self._gauges = gauges
         self._clock_ns = clock_ns
         self._stats_sent_ns = 0
+        self._n_running = 0  # as told last
         self.admitted: list[Sequence] = []
         self.tokens: list[TokenOut] = []
         self.failed: list[tuple[Sequence, LocalrunError]] = []
+
+    def has_news(self, n_running: int) -> bool:
+        """True when there is something to tell, if only the figures."""
+        has_done = self.tokens or self.admitted or self.failed
+        return bool(has_done) or n_running != self._n_running or self._are_stats_due
 
     def take(
         self,
@@ -83,12 +89,17 @@ class Report:
 
         Figures come along now and then, and with the last step before there is nothing to do.
         """
+        self._n_running = n_running
+        stats = None
+        if is_last or self._are_stats_due:
+            self._stats_sent_ns = self._clock_ns()
+            stats = self._meter.stats(self._gauges())
         output = StepOutput(
             tuple(self.admitted),
             tuple(self.tokens),
             tuple(self.failed),
             n_running,
-            self._stats_if_due(is_last=is_last),
+            stats,
             info,
             vectors=vectors,
         )
@@ -97,9 +108,6 @@ class Report:
         self.failed.clear()
         return output
 
-    def _stats_if_due(self, *, is_last: bool) -> RunnerStats | None:
-        now_ns = self._clock_ns()
-        if now_ns - self._stats_sent_ns < _STATS_INTERVAL_NS and not is_last:
-            return None
-        self._stats_sent_ns = now_ns
-        return self._meter.stats(self._gauges())
+    @property
+    def _are_stats_due(self) -> bool:
+        return self._clock_ns() - self._stats_sent_ns >= _STATS_INTERVAL_NS
