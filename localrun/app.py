@@ -17,8 +17,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from localrun import processors
 from localrun.diagnosis import diagnose
 from localrun.http.routes import Life, Registries, build_app
+from localrun.http.threads import workers
 from localrun.memory import Device
 from localrun.placement.fit import Defaults, default_max_loaded
 from localrun.placement.layers import usable
@@ -48,6 +50,9 @@ GRACE_S = 5.0
 # A transfer that is stopped writes down what it has; a read notices within a quarter of a second.
 _JOURNAL_S = 2.0
 
+# Threads for short work on files and texts. Source: the number is Python's.
+_N_WORKERS = min(32, (os.cpu_count() or 1) + 4)
+
 # How often a drain looks whether the last answer has ended.
 _DRAIN_POLL_S = 0.05
 
@@ -71,7 +76,7 @@ class Daemon:
             max_queue=settings.max_queue,
             keep_alive_s=settings.keep_alive_s,
         )
-        self.shares = Shares()
+        self.shares = Shares(processors.keep_off)
         self.devices = DeviceList(
             lambda: list_devices(settings.rpc_servers),
             has_gpus=bool(settings.rpc_servers) or gpu_backends() != (),
@@ -129,6 +134,7 @@ class Daemon:
     @asynccontextmanager
     async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:
         """Runs the owner of the loaded models; ends every runner at the end."""
+        asyncio.get_running_loop().set_default_executor(workers(_N_WORKERS, "worker"))
         if not self.settings.no_prune:
             await asyncio.to_thread(self._prune)
         owner = asyncio.create_task(self.residency.run(), name="residency")

@@ -179,10 +179,15 @@ class Histogram(Struct, frozen=True):
 
 
 class RunnerStats(Struct, frozen=True):
-    """Counters and gauges of one runner since its load, by the names in `localrun.metrics`."""
+    """Counters and gauges of one runner since its load, by the names in `localrun.metrics`.
+
+    `cpu` is the processor that its engine's thread computes on; None while not all processors
+    compute, and the kernel finds a free one for whoever needs it.
+    """
 
     values: dict[str, float] = {}
     histograms: dict[str, Histogram] = {}
+    cpu: int | None = None
 
 
 class Resident(Struct, frozen=True):

@@ -8,7 +8,6 @@ import asyncio
 import functools
 import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from localrun.errors import BadRequest
 from localrun.http.jobs import JOB_COMMAND, check_template
 from localrun.http.progress import ProgressResponse
 from localrun.http.requests import ApiRequest
-from localrun.http.threads import ChunksToThread, StepsInThread
+from localrun.http.threads import ChunksToThread, StepsInThread, workers
 from localrun.loopback import is_loopback
 from localrun.options import IGNORED_OPTIONS, check_options
 from localrun.service import TextService
@@ -43,7 +42,7 @@ class CreateApi:
         self._service = service
         self._store = store
         self._fetch = fetch
-        self._jobs = ThreadPoolExecutor(_N_JOBS, thread_name_prefix="store")
+        self._jobs = workers(_N_JOBS, "store")
 
     async def blob(self, request: ApiRequest) -> Response:
         """HEAD asks for a blob, POST brings it.

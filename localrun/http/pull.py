@@ -5,12 +5,11 @@ cannot widen it. A client that leaves ends its interest, and with the last one t
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from localrun.http.progress import ProgressResponse
 from localrun.http.requests import ApiRequest
-from localrun.http.threads import StepsInThread
+from localrun.http.threads import StepsInThread, workers
 from localrun.service import TextService
 from localrun.wire.native_models import decode_pull
 from modelstore.manifest import Layer
@@ -38,7 +37,7 @@ class PullApi:
         self._store = store
         self._access = access
         self._transfers = transfers
-        self._jobs = ThreadPoolExecutor(_N_PULLS, thread_name_prefix="pull")
+        self._jobs = workers(_N_PULLS, "pull")
 
     async def pull(self, request: ApiRequest) -> ProgressResponse:
         """Raises BadRequest, InvalidName before anything goes to the network."""

@@ -6,13 +6,12 @@ and the next one does not send again the blobs that have arrived.
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from localrun.errors import BadRequest
 from localrun.http.errors import as_sent
 from localrun.http.progress import ProgressResponse
 from localrun.http.requests import ApiRequest
-from localrun.http.threads import StepsInThread
+from localrun.http.threads import StepsInThread, workers
 from localrun.wire.native_models import PullModel, decode_pull
 from modelstore.errors import InvalidName
 from modelstore.names import ModelName
@@ -30,7 +29,7 @@ class PushApi:
     def __init__(self, store: Store, access: Access) -> None:
         self._store = store
         self._access = access
-        self._jobs = ThreadPoolExecutor(_N_PUSHES, thread_name_prefix="push")
+        self._jobs = workers(_N_PUSHES, "push")
 
     async def push(self, request: ApiRequest) -> ProgressResponse:
         """Raises BadRequest before anything goes to the network."""

@@ -5,14 +5,13 @@ Every call of the store runs in a thread; verifying, which reads for minutes, in
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from starlette.responses import Response
 
 from localrun.http.progress import ProgressResponse, Step
 from localrun.http.requests import ApiRequest
-from localrun.http.threads import StepsInThread
+from localrun.http.threads import StepsInThread, workers
 from localrun.service import TextService
 from localrun.wire import native_storage as wire
 from localrun.wire.native_models import encode_struct
@@ -36,7 +35,7 @@ class StorageApi:
         self._service = service
         self._store = store
         self._fetch = fetch
-        self._verifying = ThreadPoolExecutor(_N_VERIFYING, thread_name_prefix="verify")
+        self._verifying = workers(_N_VERIFYING, "verify")
 
     async def df(self, request: ApiRequest) -> Response:
         """The figures of the store."""

@@ -9,13 +9,20 @@ import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+from localrun.processors import use_all
 
 T = TypeVar("T")
 
 _STEPS_AHEAD = 16
 _CHUNKS_AHEAD = 16  # uvicorn hands out at most 64 KiB at a time, so about 1 MiB
+
+
+def workers(n: int, name: str) -> ThreadPoolExecutor:
+    """At most `n` threads of that name, which run on all processors, wherever the loop does."""
+    return ThreadPoolExecutor(n, thread_name_prefix=name, initializer=use_all)
 
 
 class _End(Exception):

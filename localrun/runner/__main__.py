@@ -1,4 +1,6 @@
-"""The runner process: `python -m localrun.runner --fd N --parent PID`, started by the supervisor.
+"""The runner process: `python -m localrun.runner --fd N --parent PID --cpus N,…`.
+
+The supervisor starts it.
 
 With the name of a job in place of that it does the job and ends: see `jobs`.
 
@@ -37,6 +39,7 @@ from localrun.ipc.messages import (
     Share,
     Submit,
 )
+from localrun.processors import run_on
 from localrun.runner.engine.embedding_engine import EmbeddingEngine
 from localrun.runner.engine.engine import Engine
 from localrun.runner.engine.layout import embedding_shape, window_of
@@ -76,8 +79,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="localrun-runner")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--cpus", default="")
     arguments = parser.parse_args()
     _die_with_parent(arguments.parent)
+    if arguments.cpus:
+        # Not those of the daemon's loop, which keeps off some for the sake of other runners.
+        run_on([int(cpu) for cpu in arguments.cpus.split(",")])
     logging.basicConfig(format=f"{WARNING}%(message)s", level=logging.WARNING)
     # Ctrl-C in a terminal reaches the whole group; the daemon decides when we end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,6 +1,8 @@
 """What this machine has left for a model. Looks at the system; allocates nothing."""
 
+import ctypes
 import os
+import sys
 import time
 
 import psutil
@@ -27,6 +29,14 @@ def own_cpus() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def current_cpu() -> int | None:
+    """The number of the CPU that runs the calling thread; None where that cannot be told."""
+    if sys.platform != "linux":
+        return None
+    number = int(ctypes.CDLL(None).sched_getcpu())
+    return number if number >= 0 else None
 
 
 def process_cpu_s(pid: int) -> float:

@@ -64,7 +64,7 @@ class RunnerClient:
         self.info = info
         self.stats: RunnerStats | None = None
         self.n_running = 0
-        # Called whenever `is_active` may have changed, and at the end. May be replaced.
+        # Called whenever `is_active` or `cpu` may have changed, and at the end. May be replaced.
         self.on_activity: Callable[[], object] = lambda: None
         self._on_tested = on_tested
         self._stall_timeout_s = stall_timeout_s
@@ -96,6 +96,11 @@ class RunnerClient:
     def is_active(self) -> bool:
         """True while it has requests."""
         return bool(self._streams or self._answers)
+
+    @property
+    def cpu(self) -> int | None:
+        """Where its engine computes, as it said last; see `RunnerStats.cpu`."""
+        return self.stats.cpu if self.stats else None
 
     def share(self, n_active: int, siblings: tuple[int, ...]) -> None:
         """Tells it who else computes; see `Share`."""
@@ -172,7 +177,10 @@ class RunnerClient:
     def _receive(self, outbox: Outbox) -> None:
         self.n_running = outbox.n_running
         if outbox.stats is not None:
+            has_moved = outbox.stats.cpu != self.cpu
             self.stats = outbox.stats
+            if has_moved:
+                self.on_activity()
         self._heard_at_s = self._loop.time()
         for item in outbox.items:
             self._handle(item)

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 
 from localrun.ipc.messages import LAST_WORDS, WARNING
+from localrun.processors import ALLOWED
 from localrun.supervisor.connection import Connection
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class RunnerProcess:
                 "localrun.runner",
                 f"--fd={theirs.fileno()}",
                 f"--parent={os.getpid()}",
+                f"--cpus={','.join(map(str, sorted(ALLOWED)))}",
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,

@@ -1,4 +1,5 @@
 """Runners that compute at the same time learn of each other, and each takes its part of the CPUs.
+The daemon's loop keeps off the processors of their engines.
 
 Decides nothing but whom to tell: what a part is, a runner finds out (`runner.engine.threads`).
 """
@@ -27,15 +28,25 @@ class Sharer(Protocol):
         """True once its process has ended."""
         ...
 
+    @property
+    def cpu(self) -> int | None:
+        """The processor that its engine computes on; see `RunnerStats.cpu`."""
+        ...
+
     def share(self, n_active: int, siblings: tuple[int, ...]) -> None:
         """Tells it how many runners are active, itself included, and the pids of all others."""
         ...
 
 
 class Shares:
-    """All loaded runners, and what each has been told last."""
+    """All loaded runners, and what each has been told last.
 
-    def __init__(self) -> None:
+    `keep_off` is called in the loop's thread with the processors that are the engines' now.
+    """
+
+    def __init__(self, keep_off: Callable[[frozenset[int]], object]) -> None:
+        self._keep_off = keep_off
+        self._engines: frozenset[int] = frozenset()
         self._runners: dict[int, Sharer] = {}
         self._told: dict[int, tuple[int, tuple[int, ...]]] = {}
 
@@ -60,3 +71,7 @@ class Shares:
             if self._told.get(runner.pid, (1, ())) != news:
                 self._told[runner.pid] = news
                 runner.share(*news)
+        engines = frozenset(runner.cpu for runner in active if runner.cpu is not None)
+        if engines != self._engines:
+            self._engines = engines
+            self._keep_off(engines)

@@ -12,18 +12,22 @@ class FakeRunner:
         self.pid = pid
         self.is_active = self.is_lost = False
         self.on_activity: Callable[[], object] = lambda: None
+        self.cpu: int | None = None
         self.told: list[tuple[int, tuple[int, ...]]] = []
 
     def share(self, n_active: int, siblings: tuple[int, ...]) -> None:
         self.told.append((n_active, siblings))
 
-    def become(self, *, active: bool) -> None:
+    def become(self, *, active: bool, cpu: int | None = None) -> None:
         self.is_active = active
+        self.cpu = cpu
         self.on_activity()
 
 
-def joined(*pids: int) -> list[FakeRunner]:
-    shares = Shares()
+def joined(
+    *pids: int, keep_off: Callable[[frozenset[int]], object] = lambda _cpus: None
+) -> list[FakeRunner]:
+    shares = Shares(keep_off)
     runners = [FakeRunner(pid) for pid in pids]
     for runner in runners:
         shares.join(runner)
@@ -75,3 +79,18 @@ def test_a_lost_runner_shares_no_more() -> None:
     two.is_lost = True
     two.become(active=False)
     assert one.told[-1] == (1, ())
+
+
+def test_the_loop_keeps_off_the_engines_of_those_who_are_active() -> None:
+    kept: list[set[int]] = []
+    one, two = joined(1, 2, keep_off=lambda cpus: kept.append(set(cpus)))
+    one.become(active=True)
+    assert kept == [], "it has not said where it computes"
+    one.become(active=True, cpu=3)
+    one.become(active=True, cpu=3)
+    two.become(active=True, cpu=5)
+    assert kept == [{3}, {3, 5}]
+    one.become(active=True, cpu=4)
+    two.become(active=False, cpu=5)
+    one.become(active=False, cpu=4)
+    assert kept[2:] == [{4, 5}, {4}, set()]

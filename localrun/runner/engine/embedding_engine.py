@@ -41,7 +41,7 @@ class EmbeddingEngine:
         self._governor = Governor(spec.n_threads, used_cpu_s, process_cpu_s, clock_ns() / 1e9)
         self._meter = Meter()
         self._embedder = Embedder(model, spec, self._meter, self._n_threads, clock_ns)
-        self._report = Report(self._meter, self._gauges, clock_ns)
+        self._report = Report(lambda: self._meter.stats(self._gauges()), clock_ns)
         shape = model.embeddings(spec.n_ctx).shape
         self._shares, self._n_short = shape.n_ids > 1, side_shape(shape).n_rows
         self._main, self._side = (Lane(self.inbox.put, clock_ns) for _ in range(2))

@@ -34,7 +34,7 @@ from localrun.runner.engine.self_test import self_test
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
 from localrun.runner.engine.traffic import EngineMessage, Remove, Report, StepOutput, TokenOut
-from localrun.runner.measure import process_cpu_s, used_cpu_s
+from localrun.runner.measure import current_cpu, own_cpus, process_cpu_s, used_cpu_s
 from localrun.runner.model import Model
 from localrun.spec import LoadSpec, RunnerStats, Verdict
 
@@ -72,7 +72,7 @@ class Engine:
         self._embedder = Embedder(
             model, spec, self._meter, lambda: self._governor.look(clock_ns() / 1e9), clock_ns
         )
-        self._report = Report(self._meter, self.gauges, clock_ns)
+        self._report = Report(self.stats, clock_ns)
         self._is_changed = False  # somebody came: another context may be needed
         self._is_resized = False
         self._embeds_at_ns = 0  # beside running sequences, not before
@@ -331,7 +331,13 @@ class Engine:
 
     def stats(self) -> RunnerStats:
         """Everything that is counted, as it is now."""
-        return self._meter.stats(self.gauges())
+        return self._meter.stats(self.gauges(), self._cpu)
+
+    @property
+    def _cpu(self) -> int | None:
+        """See `RunnerStats.cpu`."""
+        takes_all = self._governor.n_threads >= len(own_cpus())
+        return current_cpu() if takes_all and self._model.facts.is_on_cpu else None
 
     def gauges(self) -> dict[str, float]:
         """What the engine holds now, by the names in `localrun.metrics`."""

@@ -26,9 +26,10 @@ class Meter:
         self._seen[name][bisect_left(self._buckets[name], value)] += 1
         self._sums[name] += value
 
-    def stats(self, gauges: dict[str, float]) -> RunnerStats:
-        """A copy of everything, with `gauges` as they are now."""
+    def stats(self, gauges: dict[str, float], cpu: int | None = None) -> RunnerStats:
+        """A copy of everything, with `gauges` and `cpu` as they are now."""
         return RunnerStats(
             {**self.counts, **gauges},
             {name: Histogram(tuple(n), self._sums[name]) for name, n in self._seen.items()},
+            cpu,
         )

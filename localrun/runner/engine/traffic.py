@@ -11,7 +11,6 @@ from localrun.core import DoneReason
 from localrun.errors import LocalrunError
 from localrun.ipc.messages import Pace, Share
 from localrun.runner.engine.embedder import Answer, EmbedJob
-from localrun.runner.engine.meter import Meter
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.model import Likelihoods
 from localrun.spec import RunnerInfo, RunnerStats, Verdict
@@ -60,11 +59,8 @@ EngineMessage = Sequence | EmbedJob | Remove | Pace | Share
 class Report:
     """What has been done that nobody has been told. Engine thread only."""
 
-    def __init__(
-        self, meter: Meter, gauges: Callable[[], dict[str, float]], clock_ns: Callable[[], int]
-    ) -> None:
-        self._meter = meter
-        self._gauges = gauges
+    def __init__(self, stats: Callable[[], RunnerStats], clock_ns: Callable[[], int]) -> None:
+        self._stats = stats
         self._clock_ns = clock_ns
         self._stats_sent_ns = 0
         self._n_running = 0  # as told last
@@ -93,7 +89,7 @@ class Report:
         stats = None
         if is_last or self._are_stats_due:
             self._stats_sent_ns = self._clock_ns()
-            stats = self._meter.stats(self._gauges())
+            stats = self._stats()
         output = StepOutput(
             tuple(self.admitted),
             tuple(self.tokens),
