@@ -102,7 +102,8 @@ class TextThread:
         is_next = len(output.tokens) == 1 and self._n_read == self._n_queued
         if is_next and self._is_at_work.acquire(blocking=False):
             try:
-                self.turn((output,))
+                self._after_step(output)
+                self._flush()
             finally:
                 self._is_at_work.release()
         else:

@@ -66,6 +66,27 @@ def test_of_two_sequences_one_goes_on_while_the_other_ends(make_bench: MakeBench
     assert bench.finish() == {0: b"a", 1: b"abc"}
 
 
+@BOTH
+def test_a_model_that_counts_otherwise_starts_the_sequence_over_and_no_token_is_lost(
+    make_bench: MakeBench, kv_layout: str
+) -> None:
+    bench = make_bench(n_parallel=2, n_ctx=300, echo=True, kv_layout=kv_layout)
+    text = "forty letters, all of them different: no"
+    bench.submit(0, text)
+    n_positions = bench.model.n_positions
+    n_wrong = 0
+
+    def miscounted(kv_id: int) -> int:
+        nonlocal n_wrong
+        n = n_positions(kv_id)
+        n_wrong += n == 64
+        return n - 1 if n == 64 and n_wrong == 1 else n
+
+    bench.model.n_positions = miscounted  # type: ignore[method-assign]
+    assert bench.finish() == {0: text.encode()}
+    assert bench.count("ledger_drift_total") == 1
+
+
 # ---- the text thread
 
 

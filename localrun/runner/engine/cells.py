@@ -52,9 +52,12 @@ class Cells:
             self.ledger.trim(kv_id, 0)
         return self.ledger.length(kv_id)
 
-    def wrote(self, kv_id: int, n_rows: int) -> int:
-        """`n_rows` more tokens have cells; returns how many there are by the model's count."""
+    def wrote(self, kv_id: int, n_rows: int) -> None:
+        """A forward has given cells to `n_rows` more tokens."""
         self.ledger.grow(kv_id, n_rows)
+
+    def n_positions(self, kv_id: int) -> int:
+        """How many cells the id has by the model's own count."""
         return self._model.n_positions(kv_id)
 
     def state_bytes(self, kv_id: int) -> int:

@@ -303,7 +303,7 @@ class Engine:
             if reason or sequence.is_window_full:
                 at_an_end.append(out)
         if self._report.tokens:
-            self._emit_step()
+            self._emit(self._report.take(self._n_busy))
         for name, wait_ns in waits_ns:
             self._meter.observe(name, wait_ns / 1e9)
         return at_an_end

@@ -71,7 +71,8 @@ class Evaluator:
                 self._model.use_threads(self._n_threads(going_on[0], n_threads))
                 for done in self._forward(going_on, cache):
                     yield done
-                    failed.update(sequence for sequence, _ in done.failed)
+                    if done.failed:
+                        failed.update(sequence for sequence, _ in done.failed)
 
     def _n_threads(self, piece: Piece, n_threads: int) -> int:
         """Threads of a call: `n_threads`, but always as many for a deterministic sequence's row.
@@ -184,6 +185,10 @@ def calls(
     layout, a row of each prompt that stands between two of them closes the gap. Deterministic
     sequences share with nobody.
     """
+    if len(plan.decode) == 1 and not plan.prefill:
+        # Most steps of most machines: there is nothing to decide.
+        yield [(plan.decode[0], 1)]
+        return
     decode = [(s, 1) for s in plan.decode if not s.sampling.deterministic]
     prompts = [(s, n) for s, n in plan.prefill if not s.sampling.deterministic]
     # llama.cpp cuts a batch at gaps and steps back in the ids, so the rows go by id.

@@ -76,10 +76,10 @@ class Report:
     def take(
         self,
         n_running: int,
-        info: RunnerInfo | None,
-        vectors: tuple[Answer, ...],
+        info: RunnerInfo | None = None,
+        vectors: tuple[Answer, ...] = (),
         *,
-        is_last: bool,
+        is_last: bool = False,
     ) -> StepOutput:
         """All of it, which is forgotten here; `info` of a context that has changed.
 

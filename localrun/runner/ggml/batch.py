@@ -49,9 +49,13 @@ class Batch:
         outputs: Sequence[bool],
     ) -> None:
         """Rows of token, position, sequence id and "give logits", equally many of each."""
-        n_rows = len(tokens)
+        n_rows = self.struct.n_tokens = len(tokens)
+        if n_rows == 1:
+            # Numpy would make an array of each list first, which takes as long as all the rest.
+            self.tokens[0], self.positions[0] = tokens[0], positions[0]
+            self.seq_ids[0], self.outputs[0] = slots[0], outputs[0]
+            return
         self.tokens[:n_rows] = tokens
         self.positions[:n_rows] = positions
         self.seq_ids[:n_rows] = slots
         self.outputs[:n_rows] = outputs
-        self.struct.n_tokens = n_rows

@@ -33,6 +33,7 @@ class LlamaVocab:
         self._pair_template = pair.decode("utf-8", "replace") if pair else None
         # Filled as tokens come up; one dictionary entry is written at most twice.
         self._bytes: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
 
     def _text_of(self, token: int) -> str:
         text = lib.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
@@ -117,4 +118,7 @@ class LlamaVocab:
 
     def is_end(self, token: int) -> bool:
         """True for every end-of-generation token."""
-        return bool(lib.llama_vocab_is_eog(self._vocab, token))
+        known = self._ends.get(token)
+        if known is None:
+            known = self._ends[token] = bool(lib.llama_vocab_is_eog(self._vocab, token))
+        return known
