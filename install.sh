@@ -269,15 +269,13 @@ build_wheel() {
 }
 
 start_ticking() { # tells again and again that it is still building
-    # A shell ends only after its sleep, unless the sleep is ended too.
     (
-        trap 'kill "$!" 2>/dev/null; exit' TERM
         elapsed_s=0
-        while :; do
-            sleep "$TICK_S" >/dev/null 2>&1 &
-            wait "$!"
-            elapsed_s=$((elapsed_s + TICK_S))
-            say "still building: $((elapsed_s / 60)) min $((elapsed_s % 60)) s so far"
+        while sleep 1 >/dev/null 2>&1; do
+            elapsed_s=$((elapsed_s + 1))
+            if [ $((elapsed_s % TICK_S)) -eq 0 ]; then
+                say "still building: $((elapsed_s / 60)) min $((elapsed_s % 60)) s so far"
+            fi
         done
     ) &
     ticker=$!
@@ -285,7 +283,9 @@ start_ticking() { # tells again and again that it is still building
 
 stop_ticking() {
     if [ -n "$ticker" ]; then
-        kill "$ticker" 2>/dev/null || true
+        # Any other signal is lost on a shell that was forked just now and has its parent's traps:
+        # a build that fails at once would be waited for for ever. The last sleep ends by itself.
+        kill -KILL "$ticker" 2>/dev/null || true
         wait "$ticker" 2>/dev/null || true
         ticker=''
     fi

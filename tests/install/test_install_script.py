@@ -121,13 +121,26 @@ ln -s "{built}" "$3/bin/python"''',
 
 def test_a_long_build_shows_that_it_goes_on(python: Machine) -> None:
     (python.bin / "sleep").unlink()
-    python.script("sleep", f"exec {shutil.which('sleep')} 0.2")
-    result = build(python, f"{shutil.which('sleep')} 1")
+    python.script("sleep", f"exec {shutil.which('sleep')} 0.01")
+    result = build(python, f"{shutil.which('sleep')} 3")
     assert (result.returncode, "llama.cpp could not be built" in result.stderr) == (1, True)
     assert result.stdout.splitlines()[1:3] == [
         "still building: 0 min 30 s so far",
         "still building: 1 min 0 s so far",
     ]
+
+
+def test_a_build_that_ends_at_once_is_not_waited_for() -> None:
+    """A shell that was forked just now loses signals, so the two are started and stopped often."""
+    lines = SCRIPT.read_text().splitlines()
+    begin = lines.index(next(line for line in lines if line.startswith("start_ticking()")))
+    end = lines.index("}", lines.index("stop_ticking() {"))
+    script = [
+        "set -eu; TICK_S=30; trap 'exit 130' INT TERM",
+        *lines[begin : end + 1],
+        "n=0; while [ $n -lt 300 ]; do ticker=; start_ticking; stop_ticking; n=$((n + 1)); done",
+    ]
+    subprocess.run(["sh", "-c", "\n".join(script)], check=True, timeout=30)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there the CPU says so in a file")
