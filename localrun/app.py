@@ -50,9 +50,6 @@ GRACE_S = 5.0
 # A transfer that is stopped writes down what it has; a read notices within a quarter of a second.
 _JOURNAL_S = 2.0
 
-# Threads for short work on files and texts. Source: the number is Python's.
-_N_WORKERS = min(32, (os.cpu_count() or 1) + 4)
-
 # How often a drain looks whether the last answer has ended.
 _DRAIN_POLL_S = 0.05
 
@@ -134,7 +131,7 @@ class Daemon:
     @asynccontextmanager
     async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:
         """Runs the owner of the loaded models; ends every runner at the end."""
-        asyncio.get_running_loop().set_default_executor(workers(_N_WORKERS, "worker"))
+        asyncio.get_running_loop().set_default_executor(workers(None, "worker"))
         if not self.settings.no_prune:
             await asyncio.to_thread(self._prune)
         owner = asyncio.create_task(self.residency.run(), name="residency")

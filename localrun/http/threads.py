@@ -20,8 +20,11 @@ _STEPS_AHEAD = 16
 _CHUNKS_AHEAD = 16  # uvicorn hands out at most 64 KiB at a time, so about 1 MiB
 
 
-def workers(n: int, name: str) -> ThreadPoolExecutor:
-    """At most `n` threads of that name, which run on all processors, wherever the loop does."""
+def workers(n: int | None, name: str) -> ThreadPoolExecutor:
+    """At most `n` threads of that name, which run on all processors, wherever the loop does.
+
+    None is Python's own number, a few more than there are processors.
+    """
     return ThreadPoolExecutor(n, thread_name_prefix=name, initializer=use_all)
 
 

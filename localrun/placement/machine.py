@@ -6,7 +6,6 @@ Source: cgroups(7); the kernel's cgroup-v2.rst and sched-bwc.rst.
 """
 
 import importlib.util
-import os
 import platform
 import re
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from localrun.cgroups import CGROUPS, PROC, folders
+from localrun.processors import own_cpus
 
 _PROC = PROC
 _CGROUPS = CGROUPS
@@ -34,13 +34,13 @@ class Cpus:
 
 def cpus() -> Cpus:
     """CPUs worth a compute thread: physical cores, cut by affinity and by the cgroup's quota."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    physical = psutil.cpu_count(logical=False) or allowed or 1
+    allowed = len(own_cpus())
+    physical = psutil.cpu_count(logical=False) or allowed
     # The first of the smallest counts.
     return min(
         (
             Cpus(physical, "physical cores"),
-            Cpus(allowed or physical, "processors that this process may run on"),
+            Cpus(allowed, "processors that this process may run on"),
             Cpus(_quota(_PROC, _CGROUPS) or physical, "processors in the CPU quota of the cgroup"),
         ),
         key=lambda cpus: cpus.n,

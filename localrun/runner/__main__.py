@@ -150,6 +150,7 @@ def _serve(channel: Channel, inboxes: Inboxes) -> None:
 
     def start(spec: LoadSpec, model: Model) -> tuple[LoadSpec, Model, Engine | EmbeddingEngine]:
         make = EmbeddingEngine if spec.embeds else Engine
+        # The text thread comes later: it tells the engine things too.
         return spec, model, make(model, spec, lambda output: text.tell(output))
 
     try:

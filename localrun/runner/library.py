@@ -7,9 +7,9 @@ from msgspec import structs
 
 from localrun.ipc.messages import DevicesListed, Planned
 from localrun.memory import Split
+from localrun.processors import own_cpus
 from localrun.runner.ggml.devices import Machine, build
 from localrun.runner.llama import LlamaModel
-from localrun.runner.measure import own_cpus
 from localrun.runner.model import Berth, LoadRefused, Model, NoMemory, OnProgress
 from localrun.runner.planning import Planner, shortage
 from localrun.spec import LoadSpec

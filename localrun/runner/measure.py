@@ -1,13 +1,11 @@
 """What this machine has left for a model. Looks at the system; allocates nothing."""
 
-import ctypes
-import os
-import sys
 import time
 
 import psutil
 
 from localrun import cgroups
+from localrun.processors import own_cpus
 
 
 def free_ram_bytes() -> int:
@@ -22,21 +20,6 @@ def total_ram_bytes() -> int:
     total = int(psutil.virtual_memory().total)
     limit = cgroups.memory()
     return total if limit is None else min(total, limit.limit_bytes)
-
-
-def own_cpus() -> set[int]:
-    """Numbers of the CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-def current_cpu() -> int | None:
-    """The number of the CPU that runs the calling thread; None where that cannot be told."""
-    if sys.platform != "linux":
-        return None
-    number = int(ctypes.CDLL(None).sched_getcpu())
-    return number if number >= 0 else None
 
 
 def process_cpu_s(pid: int) -> float:

@@ -1,7 +1,7 @@
 """The text thread: the engine's tokens → text, thinking and calls for clients.
 
-It owns the requests by id, from the moment their prompts are prepared, and is the only writer of
-the socket once the model is loaded. Answers are read (`output`) here, beside the forward. One
+It owns the requests by id, from the moment their prompts are prepared, and writes the socket once
+the model is loaded, a frame at a time. Answers are read (`output`) here, beside the forward. One
 `Outbox` frame leaves for all tokens of a forward, not one per token.
 
 A token that is alone is read by the engine's thread itself: waking another one takes as long, and
@@ -56,7 +56,7 @@ class _Request:
 
 
 class TextThread:
-    """Owns the requests of this runner. `run` is the thread; all but `tell` happens inside it."""
+    """Owns the requests of this runner. `run` is the thread; `tell` alone is called in another."""
 
     def __init__(
         self,

@@ -53,6 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "localrun.errors",
         "localrun.memory",
         "localrun.cgroups",
+        "localrun.processors",
         "localrun.placement",
     ),
     "localrun.residency": (

@@ -40,14 +40,15 @@ class Desk:
 
     def turn(self, *messages: Any) -> list[Any]:
         """The items sent in answer to what the text thread found together in its inbox."""
-        self.frames.clear()
-        self.text.turn(messages)
-        return [item for frame in self.frames for item in frame.items]
+        return self._sent(lambda: self.text.turn(messages))
 
     def read(self) -> list[Any]:
         """The items sent when the text thread finds what is in its inbox."""
+        return self._sent(self.text.read)
+
+    def _sent(self, act: Callable[[], None]) -> list[Any]:
         self.frames.clear()
-        self.text.read()
+        act()
         return [item for frame in self.frames for item in frame.items]
 
     def ask(self, submit: Submit) -> list[Any]:

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 
 from localrun.errors import NO_TOKEN, EngineFailed, FormatFailed, LocalrunError
 from localrun.ipc.messages import Pace, Share
+from localrun.processors import current_cpu, own_cpus
 from localrun.runner.engine.cache import KvCache
 from localrun.runner.engine.context import Context
 from localrun.runner.engine.cost_model import CostModel
@@ -34,7 +35,7 @@ from localrun.runner.engine.self_test import self_test
 from localrun.runner.engine.sequence import Sequence
 from localrun.runner.engine.threads import Governor
 from localrun.runner.engine.traffic import EngineMessage, Remove, Report, StepOutput, TokenOut
-from localrun.runner.measure import current_cpu, own_cpus, process_cpu_s, used_cpu_s
+from localrun.runner.measure import process_cpu_s, used_cpu_s
 from localrun.runner.model import Model
 from localrun.spec import LoadSpec, RunnerStats, Verdict
 
@@ -285,13 +286,12 @@ class Engine:
         next, in which they count. They are returned, with those that fill a window.
         """
         now_ns = self._clock_ns()
-        waits_ns: list[tuple[str, int]] = []
         at_an_end: list[TokenOut] = []
         for sequence, token in done.tokens:
             if sequence.first_token_ns:
-                waits_ns.append(("itl_seconds", now_ns - sequence.last_token_ns))
+                self._meter.observe("itl_seconds", (now_ns - sequence.last_token_ns) / 1e9)
             else:
-                waits_ns.append(("ttft_seconds", now_ns - sequence.arrived_ns))
+                self._meter.observe("ttft_seconds", (now_ns - sequence.arrived_ns) / 1e9)
                 # Others may share a prompt that has been computed.
                 self._roster.look_again()
             is_end = self._model.vocab.is_end(token)
@@ -304,8 +304,6 @@ class Engine:
                 at_an_end.append(out)
         if self._report.tokens:
             self._emit(self._report.take(self._n_busy))
-        for name, wait_ns in waits_ns:
-            self._meter.observe(name, wait_ns / 1e9)
         return at_an_end
 
     def _settle(self, out: TokenOut) -> None:

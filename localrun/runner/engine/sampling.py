@@ -8,7 +8,7 @@ cores beyond the compute threads count.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from localrun.runner.measure import own_cpus
+from localrun.processors import own_cpus
 from localrun.runner.model import Sampler
 
 # Fewer rows are done before a helper has woken up.
